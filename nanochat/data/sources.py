@@ -1,0 +1,275 @@
+"""Where text comes from: folders of parquet files with a ``text`` column, one document a row.
+
+The last file by name is the validation text, unless a ``manifest.json`` in the folder says otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pyarrow
+import pyarrow.parquet
+
+from nanochat import atomic
+from nanochat.data.manifest import Manifest, ShardEntry, file_sha256, read_manifest
+from nanochat.errors import UserError
+from nanochat.tokenizer.bpe import Tokenizer
+
+Split = Literal["train", "val"]
+
+#: Folders of text in a base folder of the family: today's, and that of before March 2026.
+FAMILY_FOLDER = "base_data_climbmix"
+OLD_FAMILY_FOLDER = "base_data"
+
+COLUMN = "text"
+#: Documents tokenised at a time when tokens are counted.
+COUNT_DOCUMENTS = 128
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One parquet file: how many documents each of its row groups holds."""
+
+    path: Path
+    row_groups: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Text to train on and text to validate on.
+
+    Attributes:
+        name: by which :func:`resolve_data` finds it again: a name in the base folder, or else a path.
+    """
+
+    name: str
+    folder: Path
+    train: tuple[Shard, ...]
+    val: tuple[Shard, ...]
+
+    def shards(self, split: Split) -> tuple[Shard, ...]:
+        return self.train if split == "train" else self.val
+
+
+def open_data_set(folder: Path, name: str | None = None) -> DataSet:
+    """Look into a folder of shards; every file's directory is read, none of its text.
+
+    Raises:
+        UserError: when the folder, its text or its training text is missing, or a file is not what it should be.
+    """
+    if not folder.is_dir():
+        raise UserError(
+            f"there is no folder {folder}: name a folder of parquet files, or make one with nanochat dataset"
+        )
+    paths = sorted(folder.glob("*.parquet"))
+    if not paths:
+        raise UserError(f"{folder} holds no parquet files: put some with a column named {COLUMN!r} there")
+    manifest = read_manifest(folder)
+    if manifest is None:
+        train, val = paths[:-1], paths[-1:]
+    else:
+        train, val = _paths_of(manifest, folder, paths)
+    if not train:
+        raise UserError(
+            f"{folder} holds one file, {paths[0].name}, and the last file is the validation text:"
+            " add another one to train on"
+        )
+    if not val:
+        raise UserError(f"the manifest in {folder} names no validation file: make the data set again")
+    shards = [tuple(_open_shard(path) for path in split) for split in (train, val)]
+    for split_name, of_split in zip(("training", "validation"), shards, strict=True):
+        if not any(sum(shard.row_groups) for shard in of_split):
+            raise UserError(f"the {split_name} files in {folder} hold no documents: replace them")
+    return DataSet(name or str(folder.resolve()), folder, *shards)
+
+
+def resolve_data(name_or_path: str | None, base: Path) -> tuple[DataSet, str | None]:
+    """The data set of that name (``<base>/data/<name>``) or folder; without one, what lies in the base folder.
+
+    Without a name that is the family's folder of today, else its old one, else the only set in ``<base>/data``.
+
+    Returns:
+        The data set, and what should be said aloud about the choice.
+
+    Raises:
+        UserError: when there is none, or more than one to choose from; and those of :func:`open_data_set`.
+    """
+    if name_or_path is not None:
+        return _named(name_or_path, base), None
+    today, old = (any((base / name).glob("*.parquet")) for name in (FAMILY_FOLDER, OLD_FAMILY_FOLDER))
+    if today:
+        notice = f"reading {FAMILY_FOLDER}, not {OLD_FAMILY_FOLDER}, which is there too" if old else None
+        return open_data_set(base / FAMILY_FOLDER, FAMILY_FOLDER), notice
+    if old:
+        notice = f"reading {OLD_FAMILY_FOLDER}, because there is no {FAMILY_FOLDER}: figures of the two do not compare"
+        return open_data_set(base / OLD_FAMILY_FOLDER, OLD_FAMILY_FOLDER), notice
+    present = _names(base)
+    if len(present) == 1:
+        return open_data_set(base / "data" / present[0], present[0]), None
+    if present:
+        raise UserError(f"there are {len(present)} data sets in {base / 'data'}: choose --data {' or '.join(present)}")
+    raise UserError(f"there is no data in {base}: make a set with nanochat dataset, or name a folder with --data")
+
+
+def read_texts(shard: Shard, row_group: int) -> list[str]:
+    """The documents of one row group; a missing value is an empty one.
+
+    Raises:
+        UserError: when the file cannot be read.
+    """
+    try:
+        with pyarrow.parquet.ParquetFile(shard.path) as file:
+            values = file.read_row_group(row_group, columns=[COLUMN]).column(COLUMN).to_pylist()
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise UserError(
+            f"row group {row_group} of {shard.path} cannot be read ({error}): fetch the file again"
+        ) from None
+    return [value or "" for value in values]
+
+
+def iterate_texts(data_set: DataSet, split: Split) -> Iterator[str]:
+    """All documents of a split, in the order of the files; one row group is in memory at a time."""
+    for shard in data_set.shards(split):
+        for row_group in range(len(shard.row_groups)):
+            yield from read_texts(shard, row_group)
+
+
+def count_tokens(data_set: DataSet, split: Split, tokenizer: Tokenizer, at_most: int) -> int:
+    """Tokens of a split, a bos per document included; counting stops at ``at_most``, which it then gives."""
+    tokens = 0
+    for shard in data_set.shards(split):
+        for row_group in range(len(shard.row_groups)):
+            texts = read_texts(shard, row_group)
+            for first in range(0, len(texts), COUNT_DOCUMENTS):
+                encoded = tokenizer.encode_batch(texts[first : first + COUNT_DOCUMENTS])
+                tokens += sum(1 + len(ids) for ids in encoded)
+                if tokens >= at_most:
+                    return at_most
+    return tokens
+
+
+def write_shards(
+    folder: Path,
+    train_docs: Iterable[str],
+    val_docs: Iterable[str],
+    *,
+    name: str,
+    source: str,
+    rows_per_group: int = 128,
+    documents_per_shard: int = 65_536,
+) -> Manifest:
+    """Write documents as a data set with a manifest; the folder appears whole or not at all.
+
+    Args:
+        name: of the data set.
+        source: where the text comes from, in words.
+        rows_per_group: documents of a row group; streams share a file by row groups, so small ones serve many streams.
+        documents_per_shard: documents of a file.
+
+    Raises:
+        UserError: when one of the splits is empty, another data set lies in ``folder``, or the disk refuses.
+    """
+    _check_replaceable(folder, source)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        atomic.remove_leftovers(folder.parent)
+        with atomic.new_folder(folder) as temporary:
+            entries: list[ShardEntry] = []
+            splits: tuple[tuple[Split, Iterable[str]], ...] = (("train", train_docs), ("val", val_docs))
+            for split, documents in splits:
+                waiting = iter(documents)
+                before = len(entries)
+                while batch := list(itertools.islice(waiting, documents_per_shard)):
+                    path = temporary / f"shard_{len(entries):05d}.parquet"
+                    entries.append(_write_shard(path, split, batch, rows_per_group))
+                if len(entries) == before:
+                    raise UserError(f"data set {name} would have no {split} documents: give it more text")
+            manifest = Manifest(name, source, tuple(entries))
+            manifest.write(temporary)
+    except OSError as error:
+        raise UserError(
+            f"the data set cannot be written to {folder} ({error.strerror}): free some space, or check that the folder"
+            " can be written"
+        ) from error
+    return manifest
+
+
+def _check_replaceable(folder: Path, source: str) -> None:
+    """Only a data set of the same source is replaced."""
+    if not folder.exists():
+        return
+    present = read_manifest(folder) if folder.is_dir() else None
+    if present is None or present.source != source:
+        raise UserError(f"{folder} is there already and holds something else: choose another --name, or move it away")
+
+
+def _write_shard(path: Path, split: Split, documents: list[str], rows_per_group: int) -> ShardEntry:
+    table = pyarrow.table({COLUMN: pyarrow.array(documents, pyarrow.string())})
+    pyarrow.parquet.write_table(table, path, row_group_size=rows_per_group)
+    return ShardEntry(
+        name=path.name,
+        split=split,
+        documents=len(documents),
+        row_groups=-(-len(documents) // rows_per_group),
+        text_bytes=sum(len(text.encode()) for text in documents),
+        file_bytes=path.stat().st_size,
+        sha256=file_sha256(path),
+    )
+
+
+def _named(name_or_path: str, base: Path) -> DataSet:
+    places = [base / "data" / name_or_path]
+    if name_or_path in (FAMILY_FOLDER, OLD_FAMILY_FOLDER):
+        places.append(base / name_or_path)
+    for place in places:
+        if Path(name_or_path).name == name_or_path and place.is_dir():
+            return open_data_set(place, name_or_path)
+    path = Path(name_or_path).expanduser()
+    if not path.is_dir():
+        present = ", ".join(_names(base)) or "none"
+        raise UserError(f"there is no data set or folder {name_or_path!r} (in {base / 'data'}: {present})")
+    return open_data_set(path)
+
+
+def _names(base: Path) -> list[str]:
+    return sorted(path.name for path in (base / "data").glob("[!.]*") if path.is_dir())
+
+
+def _paths_of(manifest: Manifest, folder: Path, present: list[Path]) -> tuple[list[Path], list[Path]]:
+    """Training and validation files as the manifest has them, which must be all there are, in their sizes."""
+    unknown = {path.name for path in present} - {entry.name for entry in manifest.shards}
+    if unknown:
+        raise UserError(
+            f"{folder / min(unknown)} is not in the manifest beside it: remove it, or make the data set again"
+        )
+    for entry in manifest.shards:
+        path = folder / entry.name
+        if not path.is_file() or path.stat().st_size != entry.file_bytes:
+            raise UserError(f"{path} is missing or not {entry.file_bytes:,} bytes long: make the data set again")
+    train, val = ([folder / e.name for e in manifest.shards if e.split == split] for split in ("train", "val"))
+    return train, val
+
+
+def _open_shard(path: Path) -> Shard:
+    if not path.stat().st_size:
+        raise UserError(f"{path} is empty: fetch it again")
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path} is not a readable parquet file ({error}): fetch it again") from None
+    index = schema.get_field_index(COLUMN)
+    if index < 0:
+        raise UserError(
+            f"{path} has no column {COLUMN!r} (it has {', '.join(schema.names)}): rename the one with the text"
+        )
+    kind = schema.field(index).type
+    if pyarrow.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        raise UserError(f"column {COLUMN!r} of {path} holds {kind}, not strings: write its text as strings")
+    return Shard(path, tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)))

@@ -1,0 +1,1 @@
+"""Measures of a model. They read it and change nothing."""

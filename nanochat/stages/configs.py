@@ -1,0 +1,386 @@
+"""What each stage can be told. Their fields are the flags of the subcommand of the same name.
+
+No torch, no work: the command line parses these before anything heavy is loaded. ``None`` means
+"planned": the stage resolves it, says how, and saves only resolved values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import tyro
+
+from nanochat.paths import Source
+from nanochat.plan import PlanInputs
+
+CompileMode = Literal["auto", "on", "off"]
+
+
+def alias(*names: str) -> object:
+    """Short names of a flag, such as ``-p``."""
+    return tyro.conf.arg(aliases=list(names))
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Shape of the model."""
+
+    depth: int = 20
+    """Number of layers: the one number that sets everything else."""
+    aspect_ratio: int = 64
+    """Model dim is depth times this, rounded up to a multiple of the head dim."""
+    head_dim: int = 128
+    """Width of one attention head."""
+    num_kv_heads: int | None = None
+    """Key-value heads; as many as query heads when not given."""
+    max_seq_len: int = 2048
+    """Tokens in a row (T)."""
+    window_pattern: str = "SSSL"
+    """Attention windows, tiled over the layers: L long, S short; the last layer is always L."""
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """How long to train: steps, else FLOPs, else tokens per scaling parameter."""
+
+    num_iterations: int | None = None
+    """Optimizer steps."""
+    target_flops: float | None = None
+    """Total FLOPs to spend."""
+    target_param_data_ratio: float = 12.0
+    """Training tokens per scaling parameter (Chinchilla: 20)."""
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """How many tokens at a time."""
+
+    device_batch_size: int | None = None
+    """Rows per forward pass; when not given, the most up to 32 that divides the total batch."""
+    total_batch_size: int | None = None
+    """Tokens per optimizer step; planned from the horizon when not given."""
+
+
+@dataclass(frozen=True)
+class PretrainRates:
+    """Learning rates before the batch factor, and their schedule."""
+
+    embedding_lr: float = 0.3
+    """Rate of the token embedding; half of it for value embeddings (AdamW)."""
+    unembedding_lr: float = 0.008
+    """Rate of the output projection (AdamW)."""
+    matrix_lr: float = 0.02
+    """Rate of the matrices in the blocks (Muon)."""
+    scalar_lr: float = 0.5
+    """Rate of the residual scalars (AdamW)."""
+    weight_decay: float = 0.28
+    """Weight decay of the matrices at the reference model and batch; scaled by the plan."""
+    warmup_steps: int = 40
+    """Steps over which the rates rise."""
+    warmdown_ratio: float = 0.65
+    """Share of the steps over which the rates fall."""
+    final_lr_frac: float = 0.05
+    """Where the rates end, as a share of their full value."""
+
+
+@dataclass(frozen=True)
+class Occasions:
+    """What happens beside training, at which steps (and always at the last); 0 switches off."""
+
+    eval_every: int = 250
+    """Steps between validations (also before the first step)."""
+    eval_tokens: int = 80 * 524_288
+    """Validation tokens at most; one pass over the validation text when that is shorter."""
+    sample_every: int = 2000
+    """Steps between samples of text."""
+    save_every: int | None = None
+    """Steps between checkpoints; only at the end when not given."""
+    sample_prompts: tuple[str, ...] = (
+        "The capital of France is",
+        "The chemical symbol of gold is",
+        "If yesterday was Friday, then tomorrow will be",
+        "The opposite of hot is",
+        "The planets of the solar system are:",
+    )
+    """Beginnings that samples continue (greedy, 16 tokens)."""
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Text and tokenizer."""
+
+    data: str | None = None
+    """Name or folder of a data set; what lies in the base folder when not given."""
+    tokenizer: str | None = None
+    """Name or folder of a tokenizer; the base folder's own when not given."""
+    buffer_size: int = 1000
+    """Documents waiting to be packed."""
+    tokenizer_batch_size: int = 128
+    """Documents fetched at a time, never across a row group."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how to compute."""
+
+    device: str | None = None
+    """cpu, cuda or mps; the best there is when not given."""
+    compile: CompileMode = "auto"
+    """Compile the model: auto falls back to uncompiled, on fails instead, off never tries."""
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """Train a base model on text."""
+
+    model: ModelShape = field(default_factory=ModelShape)
+    horizon: Horizon = field(default_factory=Horizon)
+    batch: BatchSizes = field(default_factory=BatchSizes)
+    rates: PretrainRates = field(default_factory=PretrainRates)
+    occasions: Occasions = field(default_factory=Occasions)
+    text: TextSource = field(default_factory=TextSource)
+    machine: Machine = field(default_factory=Machine)
+    model_tag: str | None = None
+    """Name of the run; d<depth> when not given."""
+    seed: int = 42
+    """Seed of the initial weights."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+@dataclass(frozen=True)
+class SftRates:
+    """Learning rates (the base run's when not given) and their schedule."""
+
+    embedding_lr: float | None = None
+    """Rate of the token embedding before init-lr-frac."""
+    unembedding_lr: float | None = None
+    """Rate of the output projection before init-lr-frac."""
+    matrix_lr: float | None = None
+    """Rate of the matrices before init-lr-frac."""
+    init_lr_frac: float = 0.8
+    """Every rate is multiplied by this."""
+    warmup_ratio: float = 0.0
+    """Share of the run over which the rates rise."""
+    warmdown_ratio: float = 0.5
+    """Share of the run over which the rates fall."""
+    final_lr_frac: float = 0.0
+    """Where the rates end, as a share of their full value."""
+
+
+@dataclass(frozen=True)
+class SftOccasions:
+    """What happens beside training, at which steps (and always at the last); 0 switches off."""
+
+    eval_every: int = 200
+    """Steps between validations (also before the first step)."""
+    eval_tokens: int = 40 * 524_288
+    """Validation tokens at most; one pass over the held-out conversations when those are fewer."""
+    sample_every: int = 0
+    """Steps between sample answers, besides the last step."""
+    save_every: int | None = None
+    """Steps between checkpoints; only at the end when not given."""
+    sample_prompts: tuple[str, ...] = ("Hello!", "Who are you?", "What can you do?")
+    """User messages that samples answer (greedy, 64 tokens at most)."""
+
+
+@dataclass(frozen=True)
+class SftConfig:
+    """Teach a base model to chat (supervised fine-tuning)."""
+
+    rates: SftRates = field(default_factory=SftRates)
+    batch: BatchSizes = field(default_factory=BatchSizes)
+    occasions: SftOccasions = field(default_factory=SftOccasions)
+    machine: Machine = field(default_factory=Machine)
+    conversations: tuple[str, ...] = ("chitchat", "identity")
+    """What to learn from: chitchat, identity, or JSON-lines files of conversations."""
+    name: str = "nanochat"
+    """Who the model says it is."""
+    model_tag: str | None = None
+    """Run to start from, and name of the result."""
+    model_step: int | None = None
+    """Step of the base run; its newest when not given."""
+    load_optimizer: int = 1
+    """Carry the optimizer's moments over (1) or start them fresh (0)."""
+    num_iterations: int | None = None
+    """Optimizer steps; one pass over the conversations when not given."""
+    max_seq_len: int | None = None
+    """Tokens in a row; the base run's when not given."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+@dataclass(frozen=True)
+class ImportConfig:
+    """Import checkpoints, tokenizer and data of the public nanochat family."""
+
+    folder: tyro.conf.Positional[str]
+    """A base folder of the family, or a flat folder as published on the hub."""
+    stage: Source | None = None
+    """Stage of a flat folder's checkpoints: base, sft or rl; sft when not given."""
+    tag: str | None = None
+    """Name for a flat folder's model; d<layers> when not given."""
+    logit_softcap: float | None = None
+    """Soft cap of the logits, where the file cannot tell (20 for models of 2 to 8 March 2026)."""
+    overwrite: bool = False
+    """Replace a step that is already there and differs."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """Make a data set of text: shards and a manifest with a validation split."""
+
+    source: tyro.conf.Positional[Literal["chitchat"]]
+    """chitchat: 4,017 short conversations of the package chitchat-dataset."""
+    name: str | None = None
+    """Name of the data set; the source's when not given."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """Train a tokenizer on a data set's training text."""
+
+    vocab_size: int = 32_768
+    """Number of tokens, the nine special ones included."""
+    data: str | None = None
+    """Name or folder of a data set; what lies in the base folder when not given."""
+    name: str | None = None
+    """Name to keep it under; the base folder's own tokenizer when not given."""
+    max_chars: int = 2_000_000_000
+    """Characters to train on at most."""
+    doc_cap: int = 10_000
+    """Characters of one document at most."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Measure a model."""
+
+    bpb: bool = False
+    """Bits per byte on the validation text."""
+    source: Source = "base"
+    """Which checkpoints: base, sft or rl."""
+    model_tag: Annotated[str | None, alias("-g")] = None
+    """Run to measure; the deepest, else the newest, when not given."""
+    step: Annotated[int | None, alias("-s")] = None
+    """Saved step; the newest when not given."""
+    eval_tokens: int = 20 * 524_288
+    """Validation tokens at most; one pass over the validation text when that is shorter."""
+    device_batch_size: int | None = None
+    """Rows per forward pass; the run's own when not given."""
+    max_seq_len: int | None = None
+    """Tokens in a row; the model's own when not given."""
+    text: TextSource = field(default_factory=TextSource)
+    device: str | None = None
+    """cpu, cuda or mps; the best there is when not given."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen."""
+
+    temperature: Annotated[float, alias("-t")] = 0.6
+    """0 takes the likeliest token; higher is freer."""
+    top_k: Annotated[int, alias("-k")] = 50
+    """Choose among this many likeliest tokens; 0 among all."""
+    max_tokens: Annotated[int, alias("-m")] = 256
+    """Tokens to add at most."""
+    seed: int = 0
+    """The same seed gives the same text."""
+
+
+@dataclass(frozen=True)
+class GenerateConfig:
+    """Continue a text (base) or answer one message (sft, rl)."""
+
+    prompt: Annotated[str, alias("-p")]
+    """The text to continue, or the message to answer."""
+    source: Annotated[Source, alias("-i")] = "base"
+    """Which checkpoints: base, sft or rl."""
+    model_tag: Annotated[str | None, alias("-g")] = None
+    """Run to use; the deepest, else the newest, when not given."""
+    step: Annotated[int | None, alias("-s")] = None
+    """Saved step; the newest when not given."""
+    sampling: Sampling = field(default_factory=Sampling)
+    tokenizer: str | None = None
+    """Name or folder of the tokenizer; the one the run was trained with when not given."""
+    device: str | None = None
+    """cpu, cuda or mps; the best there is when not given."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+@dataclass(frozen=True)
+class ChatConfig:
+    """Talk to a chat model."""
+
+    prompt: Annotated[tuple[str, ...], alias("-p")] = ()
+    """Messages to answer one by one, each as a new conversation; a dialogue when none is given."""
+    source: Annotated[Source, alias("-i")] = "sft"
+    """Which checkpoints: sft or rl (or base, which was never taught to chat)."""
+    model_tag: Annotated[str | None, alias("-g")] = None
+    """Run to talk to; the deepest, else the newest, when not given."""
+    step: Annotated[int | None, alias("-s")] = None
+    """Saved step; the newest when not given."""
+    sampling: Sampling = field(default_factory=Sampling)
+    tokenizer: str | None = None
+    """Name or folder of the tokenizer; the one the run was trained with when not given."""
+    device: str | None = None
+    """cpu, cuda or mps; the best there is when not given."""
+    json: bool = False
+    """Print the answers as JSON."""
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """Every number that follows from the depth, each with its reason."""
+
+    model: ModelShape = field(default_factory=ModelShape)
+    vocab_size: int = 32_768
+    """Number of tokens, the nine special ones included."""
+    horizon: Horizon = field(default_factory=Horizon)
+    total_batch_size: int | None = None
+    """Tokens per optimizer step; planned from the horizon when not given."""
+    weight_decay: float = 0.28
+    """Weight decay of the matrices at the reference model and batch."""
+    json: bool = False
+    """Print the plan as JSON."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Run a recipe: a line of stages; those already done are skipped."""
+
+    recipe: tyro.conf.Positional[str]
+    """Name of a file in runs/, or the path of one."""
+    again: bool = False
+    """Do every stage again, also those already done."""
+
+
+def plan_inputs(
+    model: ModelShape, horizon: Horizon, *, vocab_size: int, total_batch_size: int | None, weight_decay: float
+) -> PlanInputs:
+    """The plan's inputs from a stage's settings."""
+    return PlanInputs(
+        depth=model.depth,
+        target_param_data_ratio=horizon.target_param_data_ratio,
+        aspect_ratio=model.aspect_ratio,
+        head_dim=model.head_dim,
+        num_kv_heads=model.num_kv_heads,
+        max_seq_len=model.max_seq_len,
+        vocab_size=vocab_size,
+        window_pattern=model.window_pattern,
+        total_batch_size=total_batch_size or -1,
+        weight_decay=weight_decay,
+        num_iterations=horizon.num_iterations or -1,
+        target_flops=horizon.target_flops or -1.0,
+    )

@@ -1,0 +1,1 @@
+"""The one training loop. It never knows which stage it serves."""
