@@ -239,7 +239,9 @@ def find(
 def _default_tag(source: Source, base: Path) -> str:
     tags = _tags(source, base)
     if not tags:
-        raise UserError(f"there is no {source} checkpoint in {base / CHECKPOINT_FOLDERS[source]}: train or import one")
+        folder = base / CHECKPOINT_FOLDERS[source]
+        broken = [problem for path in _run_folders(folder) for _, problem in _survey(path) if problem is not None]
+        raise UserError("; ".join([f"there is no {source} checkpoint in {folder}: train or import one", *broken]))
     depths = {int(match[1]): tag for tag in tags if (match := _DEPTH_TAG.fullmatch(tag))}
     if depths:
         return depths[max(depths)]
@@ -253,8 +255,11 @@ def _default_tag(source: Source, base: Path) -> str:
 
 def _tags(source: Source, base: Path) -> list[str]:
     """Tags with at least one complete step."""
-    folder = base / CHECKPOINT_FOLDERS[source]
-    return sorted(path.name for path in folder.iterdir() if steps(path)) if folder.is_dir() else []
+    return [path.name for path in _run_folders(base / CHECKPOINT_FOLDERS[source]) if steps(path)]
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
 
 def _survey(run_folder: Path) -> Iterator[tuple[int, str | None]]:

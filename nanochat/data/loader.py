@@ -98,6 +98,7 @@ class PretrainLoader:
         shards = data_set.shards(split)
         if state is None:
             self._documents = DocumentStream(shards, stream, num_streams)
+            self._refill()  # at once, so that a text without words is refused before anything is written
             return
         saved = _checked(state, self._identity)
         self._documents = DocumentStream(shards, stream, num_streams, Cursor(**saved["next"]))
@@ -129,8 +130,7 @@ class PretrainLoader:
     def _fill(self, row: NDArray[np.int64]) -> None:
         filled = 0
         while filled < len(row):
-            while len(self._buffer) < self._buffer_documents:
-                self._fetch()
+            self._refill()
             space = len(row) - filled
             document = self._buffer.take_best_fit(space) or self._buffer.take_shortest()
             ids = document.ids[:space]
@@ -140,11 +140,12 @@ class PretrainLoader:
             self.counters.tokens += len(document.ids)
             self.counters.cropped_tokens += len(document.ids) - len(ids)
 
-    def _fetch(self) -> None:
-        fetched = self._documents.fetch(self._fetch_documents)
-        cursor = self._documents.cursor
-        self._position = {"pq_idx": cursor.shard, "rg_idx": cursor.row_group, "epoch": cursor.epoch}
-        self._add([reference for reference, _ in fetched], [text for _, text in fetched])
+    def _refill(self) -> None:
+        while len(self._buffer) < self._buffer_documents:
+            fetched = self._documents.fetch(self._fetch_documents)
+            cursor = self._documents.cursor
+            self._position = {"pq_idx": cursor.shard, "rg_idx": cursor.row_group, "epoch": cursor.epoch}
+            self._add([reference for reference, _ in fetched], [text for _, text in fetched])
 
     def _add(self, references: list[Reference], texts: list[str]) -> None:
         bos = self._tokenizer.bos_id

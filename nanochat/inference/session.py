@@ -94,7 +94,7 @@ class Session:
         """Like :meth:`chat`, piece by piece; a piece never ends inside a character."""
         messages = [{"role": "user", "content": text}] if isinstance(text, str) else list(text)
         tokens = self._tokens(self._chat_ids(messages), temperature, top_k, max_tokens, seed)
-        yield from _decode_pieces(self.tokenizer, tokens)
+        yield from decode_pieces(self.tokenizer, tokens)
 
     def fit(self, messages: Sequence[Message], max_tokens: int) -> tuple[list[Message], int]:
         """Drop the oldest whole turns until the conversation and its answer fit the trained length.
@@ -135,7 +135,7 @@ class Session:
         )
 
 
-def _decode_pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
+def decode_pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
     """Text of a stream of tokens; bytes of an unfinished character wait for the rest of it."""
     import codecs
 

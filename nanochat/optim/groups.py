@@ -39,6 +39,16 @@ class Rates:
     #: Smear gate, smear and backout factors.
     smear: float = 0.2
 
+    def scaled(self, factor: float, *, smear: bool) -> Rates:
+        """All rates times a factor; that of smear and backout only when asked."""
+        return Rates(
+            self.embedding * factor,
+            self.unembedding * factor,
+            self.matrix * factor,
+            self.scalar * factor,
+            self.smear * factor if smear else self.smear,
+        )
+
 
 @dataclass(frozen=True)
 class AdamGroup:

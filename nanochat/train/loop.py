@@ -57,8 +57,9 @@ class Occasion:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one finished step tells."""
+    """What one finished update tells."""
 
+    #: Updates done, this one included.
     step: int
     result: StepResult
     rates: StepRates
