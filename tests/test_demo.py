@@ -1,0 +1,48 @@
+"""The demo: on the real conversations it reaches what the family's own program reaches on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nanochat.cli import main
+
+#: Validation bits per byte after 150 steps, and how far from it a run may be.
+FAMILY_BPB, BPB_TOLERANCE = 1.723, 0.015
+
+SMALL = [
+    *["--depth", "1", "--aspect-ratio", "64", "--head-dim", "32", "--max-seq-len", "64", "--device-batch-size", "2"],
+    *["--total-batch-size", "128", "--num-iterations", "2", "--eval-tokens", "256", "--sample-every", "0"],
+    *["--compile", "off", "--model-tag", "small", "--tokenizer", "small", "--data", "chitchat"],
+]
+
+
+@pytest.mark.extras
+def test_real_conversations_go_through_the_whole_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    assert main(["dataset", "chitchat", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["train_documents"], made["val_documents"]) == (3717, 300)
+    assert main(["tokenizer", "--data", "chitchat", "--name", "small", "--vocab-size", "400"]) == 0
+    assert main(["pretrain", *SMALL]) == 0
+    taught = ["--model-tag", "small", "--num-iterations", "1", "--eval-every", "0", "--compile", "off", "--name", "Ada"]
+    assert main(["sft", *taught]) == 0
+    capsys.readouterr()
+    assert main(["chat", "-g", "small", "-p", "Who are you?", "--max-tokens", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == "Who are you?"
+
+
+@pytest.mark.soak
+def test_the_demo_reaches_the_familys_bits_per_byte(tmp_path: Path) -> None:
+    environment = {**os.environ, "NANOCHAT_BASE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-m", "nanochat", "run", "demo"], env=environment, check=True)
+    record = json.loads((tmp_path / "recipes" / "demo" / "03-pretrain.json").read_text())["values"]
+    assert record["step"] == 150
+    assert record["val_bpb"] == pytest.approx(FAMILY_BPB, abs=BPB_TOLERANCE)

@@ -1,0 +1,132 @@
+"""Recipes: lines of stages as data; what is done is not done again, and mistakes in the file are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nanochat.cli import main
+from nanochat.errors import UserError
+from nanochat.recipe import find_recipe, read_recipe
+
+GOLDEN_RUN = Path(__file__).parent / "golden" / "run"
+RUNS = Path(__file__).resolve().parent.parent / "runs"
+
+LINE = f"""
+description = "a line for tests"
+next_commands = ["nanochat chat"]
+
+[[stages]]
+stage = "import"
+folder = "{GOLDEN_RUN.as_posix()}"
+
+[[stages]]
+stage = "tokenizer"
+vocab_size = 300
+name = "small"
+
+[[stages]]
+stage = "pretrain"
+tokenizer = "small"
+depth = 1
+aspect_ratio = 32
+head_dim = 32
+max_seq_len = 32
+device_batch_size = 2
+total_batch_size = 64
+num_iterations = 2
+eval_every = 0
+sample_every = 0
+compile = "off"
+
+[[stages]]
+stage = "generate"
+prompt = "The"
+model_tag = "d1"
+max_tokens = 4
+"""
+
+
+@pytest.fixture
+def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
+    path = tmp_path / "line.toml"
+    path.write_text(LINE)
+    return path
+
+
+def headings(said: str) -> list[str]:
+    return [entry.split("] ", 1)[1] for entry in said.splitlines() if "/4] " in entry]
+
+
+def run(line: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[list[str], str]:
+    capsys.readouterr()
+    code = main(["run", str(line), *flags])
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    return headings(printed.err), printed.out
+
+
+def test_a_line_runs_through_and_a_second_time_reuses_what_is_done(
+    line: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, out = run(line, capsys)
+    assert first == ["import", "tokenizer", "pretrain", "generate"]
+    assert "nanochat chat" in out
+    again, out = run(line, capsys)
+    assert [heading.split(":")[0] for heading in again] == first
+    assert ["already done" in heading for heading in again] == [True, True, True, False]
+    assert out.count("reused") == 3
+
+
+def test_a_changed_stage_is_done_again_with_all_that_follow(line: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(line, capsys)
+    line.write_text(LINE.replace("vocab_size = 300", "vocab_size = 310"))
+    again, _ = run(line, capsys)
+    assert ["already done" in heading for heading in again] == [True, False, False, False]
+
+
+def test_a_stage_whose_work_is_gone_is_done_again(line: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(line, capsys)
+    (line.parent / "base" / "tokenizers" / "small" / "tokenizer.json").unlink()
+    again, _ = run(line, capsys)
+    assert ["already done" in heading for heading in again] == [True, False, True, False]
+
+
+def test_again_does_everything_again(line: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(line, capsys)
+    again, _ = run(line, capsys, "--again")
+    assert not any("already done" in heading for heading in again)
+
+
+def test_a_stage_that_fails_is_not_taken_for_done(line: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line.write_text(LINE.replace("total_batch_size = 64", "total_batch_size = 63"))
+    assert main(["run", str(line)]) == 2
+    line.write_text(LINE)
+    again, _ = run(line, capsys)
+    assert ["already done" in heading for heading in again] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("stages = 3", "stages"),
+        ("[[stages]]\nstage = 'fly'", "fly"),
+        ("[[stages]]\nstage = 'pretrain'\ndeepness = 3", "deepness"),
+        ("[[stages]]\nstage = 'pretrain'\ndepth = 'deep'", "deep"),
+        ("this is no toml", "cannot be read"),
+        ("colour = 'red'\n[[stages]]\nstage = 'tokenizer'", "colour"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_named_before_anything_runs(text: str, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=named):
+        read_recipe(path)
+
+
+@pytest.mark.parametrize("path", sorted(RUNS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_of_the_project_can_be_read(path: Path) -> None:
+    assert read_recipe(path).stages
+    assert find_recipe(path.stem) == Path("runs") / path.name or find_recipe(path.stem) == path
