@@ -24,10 +24,7 @@ $(VENV)/.installed: pyproject.toml tools/setup.sh
 $(VENV)/.dev: $(VENV)/.installed
 	@$(BIN)/python -m pip install --quiet --editable ".[dev]" && touch $@
 
-$(VENV)/.demo: $(VENV)/.installed
-	@$(BIN)/python -m pip install --quiet --editable ".[demo]" && touch $@
-
-demo: $(VENV)/.demo
+demo: $(VENV)/.installed
 	@$(BIN)/nanochat run demo
 
 # Everything that needs neither a GPU nor an extra.
@@ -35,7 +32,7 @@ test: $(VENV)/.dev
 	$(PYTEST) -m "not extras and not soak"
 
 # What needs an extra.
-test-extras: $(VENV)/.dev $(VENV)/.demo
+test-extras: $(VENV)/.dev
 	$(PYTEST) -m extras
 
 # Under a minute: format, lint, types, architecture, fast tests.
@@ -46,10 +43,10 @@ check: $(VENV)/.dev
 	$(PYTEST) -q -m "not slow and not extras and not soak"
 
 # The long ones.
-soak: $(VENV)/.dev $(VENV)/.demo
+soak: $(VENV)/.dev
 	$(PYTEST) -m soak
 
-bench: $(VENV)/.dev $(VENV)/.demo
+bench: $(VENV)/.dev
 	@for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
 
 clean:

@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from nanochat.processes import is_alive
+
 _LEFTOVER = re.compile(r"\.(.+)\.(tmp|old)-(\d+)")
 
 
@@ -36,7 +38,7 @@ def remove_leftovers(parent: Path) -> None:
     """Remove what dead processes left of :func:`new_folder` in ``parent``; a folder only set aside is put back."""
     for path in parent.glob(".*"):
         match = _LEFTOVER.fullmatch(path.name)
-        if match is None or _is_alive(int(match[3])):
+        if match is None or _belongs_to_another(int(match[3])):
             continue
         if match[2] == "old" and not (parent / match[1]).exists():
             path.rename(parent / match[1])
@@ -59,19 +61,12 @@ def _replace(temporary: Path, final: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _is_alive(pid: int) -> bool:
-    """Whether another process runs under ``pid``; where that cannot be asked, it is believed to."""
-    if pid == os.getpid():  # left by a process whose number we have now: restarted containers reuse them
-        return False
-    if os.name == "nt":  # there the question itself would send a signal
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+def _belongs_to_another(pid: int) -> bool:
+    """Whether a leftover is the work of another process that still runs.
+
+    One of our own number was left by a process that had it before us: restarted containers reuse them.
+    """
+    return pid != os.getpid() and is_alive(pid)
 
 
 def _sync(path: Path) -> None:

@@ -4,6 +4,7 @@ A saved step is the folder ``<base>/<source>_checkpoints/<tag>/step_000150/`` wi
 
 - ``model.safetensors``: every parameter under its public name;
 - ``optim_owner<i>.safetensors`` (optional): the optimizer's state by parameter name, one file per owner;
+- ``random.safetensors`` (optional): states of the random number generators;
 - ``manifest.json``, written last: everything else, and the size and SHA-256 of the other files.
 
 It is written to a temporary folder beside its place, synced to the disk, checked and only then renamed, so that a
@@ -36,6 +37,7 @@ from nanochat.paths import CHECKPOINT_FOLDERS, Source, base_folder, checkpoints_
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 MODEL_NAME = "model.safetensors"
+RANDOM_NAME = "random.safetensors"
 
 #: Room on the disk asked for beyond the tensors themselves: headers, manifest, file system.
 SPARE_BYTES = 1 << 20
@@ -79,6 +81,16 @@ class Checkpoint:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     #: What an imported checkpoint's own metadata said; None for our own.
     family: Mapping[str, Any] | None = None
+    #: Which text the run reads: its name and fingerprint.
+    data: Mapping[str, Any] | None = None
+    #: The checkpoint that the run started from: source, tag, step.
+    parent: Mapping[str, Any] | None = None
+    #: Names the run apart from an earlier one of the same tag.
+    run_id: str | None = None
+    #: A recovery save is kept only until the next save of its run.
+    recovery: bool = False
+    #: States of the random number generators, as tensors of bytes; like the optimizer's in :func:`load`.
+    random: Mapping[str, Tensor] | None = None
 
 
 def step_folder(run_folder: Path, step: int) -> Path:
@@ -114,7 +126,7 @@ def load(folder: Path, *, optimizer: bool = False, device: str | torch.device = 
     """Read the saved step in ``folder`` (a ``step_…`` folder), checking sizes and hashes.
 
     Args:
-        optimizer: also read the optimizer's state, when it was saved.
+        optimizer: also read the optimizer's state and the random states, when they were saved.
         device: where the tensors go.
 
     Raises:
@@ -122,7 +134,8 @@ def load(folder: Path, *, optimizer: bool = False, device: str | torch.device = 
     """
     manifest = read_manifest(folder)
     names = [name for name in manifest["files"] if name.startswith("optim_owner")]
-    wanted = [MODEL_NAME, *(names if optimizer else [])]
+    resumable = optimizer and RANDOM_NAME in manifest["files"]
+    wanted = [MODEL_NAME, *(names if optimizer else []), *([RANDOM_NAME] if resumable else [])]
     for name in wanted:
         _check_hash(folder, name, manifest["files"].get(name))
     state: dict[str, Tensor] | None = None
@@ -130,6 +143,7 @@ def load(folder: Path, *, optimizer: bool = False, device: str | torch.device = 
         state = {}
         for name in names:
             state |= _read_tensors(folder / name, device)
+    random = _read_tensors(folder / RANDOM_NAME, "cpu") if resumable else None
     try:
         tokenizer = manifest["tokenizer"]
         return Checkpoint(
@@ -145,6 +159,11 @@ def load(folder: Path, *, optimizer: bool = False, device: str | torch.device = 
             loop=manifest["loop"],
             metrics=manifest["metrics"],
             family=manifest["family"],
+            data=manifest.get("data"),
+            parent=manifest.get("parent"),
+            run_id=manifest.get("run_id"),
+            recovery=manifest.get("recovery", False),
+            random=random,
         )
     except (KeyError, TypeError) as error:
         raise _broken(folder, f"{MANIFEST_NAME} lacks or mistypes {error}") from None
@@ -184,7 +203,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def steps(run_folder: Path) -> list[int]:
     """The complete saved steps of a run, ascending; empty when there is no such folder."""
-    return [step for step, problem in _survey(run_folder) if problem is None]
+    return [step for step, problem in survey(run_folder) if problem is None]
 
 
 def latest(run_folder: Path) -> tuple[int, list[str]]:
@@ -193,7 +212,7 @@ def latest(run_folder: Path) -> tuple[int, list[str]]:
     Raises:
         UserError: when there is no complete step.
     """
-    surveyed = list(_survey(run_folder))
+    surveyed = list(survey(run_folder))
     notices = [problem for _, problem in surveyed if problem is not None]
     complete = [step for step, problem in surveyed if problem is None]
     if not complete:
@@ -240,7 +259,7 @@ def _default_tag(source: Source, base: Path) -> str:
     tags = _tags(source, base)
     if not tags:
         folder = base / CHECKPOINT_FOLDERS[source]
-        broken = [problem for path in _run_folders(folder) for _, problem in _survey(path) if problem is not None]
+        broken = [problem for path in _run_folders(folder) for _, problem in survey(path) if problem is not None]
         raise UserError("; ".join([f"there is no {source} checkpoint in {folder}: train or import one", *broken]))
     depths = {int(match[1]): tag for tag in tags if (match := _DEPTH_TAG.fullmatch(tag))}
     if depths:
@@ -262,7 +281,7 @@ def _run_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
 
-def _survey(run_folder: Path) -> Iterator[tuple[int, str | None]]:
+def survey(run_folder: Path) -> Iterator[tuple[int, str | None]]:
     """Each step folder, ascending, with what is wrong with it (None: complete)."""
     found = run_folder.iterdir() if run_folder.is_dir() else ()
     numbered = [(int(match[1]), path) for path in found if (match := _STEP_FOLDER.fullmatch(path.name))]
@@ -280,6 +299,8 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     if checkpoint.optimizer is not None:
         name = "optim_owner0.safetensors"
         files[name] = _write_tensors(folder / name, checkpoint.optimizer)
+    if checkpoint.random is not None:
+        files[RANDOM_NAME] = _write_tensors(folder / RANDOM_NAME, checkpoint.random)
     manifest = {
         "format_version": FORMAT_VERSION,
         "stage": checkpoint.stage,
@@ -292,6 +313,10 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
         "loader": checkpoint.loader,
         "optimizer_step_count": checkpoint.optimizer_step_count,
         "family": checkpoint.family,
+        "data": checkpoint.data,
+        "parent": checkpoint.parent,
+        "run_id": checkpoint.run_id,
+        "recovery": checkpoint.recovery,
         "written_by": {name: importlib.metadata.version(name) for name in ("nanochat", "torch")},
         "files": files,
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -27,7 +30,51 @@ def help_text() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _print_anything()
+        code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        _fail("stopped")
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone. What is still buffered must go nowhere, without a word.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.filename is None and error.errno is None:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{place}{error.strerror or error}; check that it is there, its rights, and the room on the disk")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
+            raise
+        return _fail("out of memory: choose a smaller model, --device-batch-size or --max-seq-len")
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch could not allocate; on a processor it says so in words only."""
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+
+
+def _fail(sentence: str) -> int:
+    """Say what went wrong on stderr, where there is one, and return the exit code of a user's mistake."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"{PROGRAM}: {sentence}", file=sys.stderr)
+    return 2
+
+
+def _print_anything() -> None:
+    """Where the terminal's encoding lacks a character, print another one for it instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0
@@ -36,17 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"{PROGRAM} {__version__}")
         return 0
-    try:
-        return _run_command(words[0], words[1:])
-    except UserError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"\n{PROGRAM}: stopped", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone; nothing is left to say
-        return 1
+    return _run_command(words[0], words[1:])
 
 
 def _run_command(name: str, flags: Sequence[str]) -> int:

@@ -31,8 +31,16 @@ def _stage(config: str, module: str, help: str) -> Command:
     return Command(f"nanochat.stages.configs:{config}", module, help)
 
 
+def _watching(config: str, module: str, help: str) -> Command:
+    return Command(f"nanochat.watching.configs:{config}", module, help)
+
+
 COMMANDS: dict[str, Command] = {
-    "dataset": _stage("DatasetConfig", "nanochat.stages.dataset", "make a data set of text"),
+    "dataset": Command(
+        "nanochat.stages.dataset_config:DatasetConfig",
+        "nanochat.stages.dataset",
+        "make data sets of text and look into them",
+    ),
     "tokenizer": _stage("TokenizerConfig", "nanochat.stages.tokenizer", "train a tokenizer"),
     "pretrain": _stage("PretrainConfig", "nanochat.stages.pretrain", "train a base model on text"),
     "sft": _stage("SftConfig", "nanochat.stages.sft", "teach a base model to chat"),
@@ -41,5 +49,9 @@ COMMANDS: dict[str, Command] = {
     "chat": _stage("ChatConfig", "nanochat.stages.chat", "talk to a chat model"),
     "plan": _stage("PlanConfig", "nanochat.stages.plan", "every number that follows from --depth"),
     "import": _stage("ImportConfig", "nanochat.stages.import_family", "import a folder of the nanochat family"),
+    "status": _watching("StatusConfig", "nanochat.stages.status", "how a run stands, while it runs and after"),
+    "runs": _watching("RunsConfig", "nanochat.stages.runs", "list all runs"),
+    "report": _watching("ReportConfig", "nanochat.stages.report", "write a run's report and loss curve"),
+    "attach": _watching("AttachConfig", "nanochat.stages.attach", "follow a detached run"),
     "run": _stage("RunConfig", "nanochat.recipe", "run a recipe, such as demo, stage by stage"),
 }

@@ -20,6 +20,9 @@ from nanochat.errors import UserError
 
 Config = TypeVar("Config")
 
+#: Flags whose value may be left away, and what it is then.
+BARE_FLAGS = {"--resume": "latest"}
+
 
 def parse_flags(config_class: type[Config], arguments: Sequence[str], program: str) -> Config:
     """Parse ``arguments`` into a config.
@@ -30,12 +33,13 @@ def parse_flags(config_class: type[Config], arguments: Sequence[str], program: s
     """
     import tyro
 
+    arguments = _complete_bare(arguments)
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
             return tyro.cli(
                 config_class,
-                args=list(arguments),
+                args=arguments,
                 prog=program,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )
@@ -43,6 +47,16 @@ def parse_flags(config_class: type[Config], arguments: Sequence[str], program: s
         if stop.code in (0, None):
             raise
         raise UserError(_one_sentence(box.getvalue(), program)) from None
+
+
+def _complete_bare(arguments: Sequence[str]) -> list[str]:
+    """Give a flag of :data:`BARE_FLAGS` that stands without a value the one it then has."""
+    completed: list[str] = []
+    for word, following in itertools.zip_longest(arguments, arguments[1:]):
+        completed.append(word)
+        if word in BARE_FLAGS and (following is None or following.startswith("-")):
+            completed.append(BARE_FLAGS[word])
+    return completed
 
 
 def _one_sentence(box: str, program: str) -> str:

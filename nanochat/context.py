@@ -31,6 +31,8 @@ class Result:
     text: str
     #: Files or folders that must still be there for the stage to count as done.
     outputs: tuple[Path, ...] = field(default=())
+    #: False for a stage that was stopped and can go on: nothing may be built on it yet.
+    finished: bool = True
 
     def print(self, *, as_json: bool) -> None:
         """Print to stdout, as JSON or as text."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal
+
+from nanochat.errors import UserError
 
 Source = Literal["base", "sft", "rl"]
 
@@ -25,6 +28,22 @@ def base_folder() -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "nanochat"
 
 
+def check_name(name: str, flag: str) -> str:
+    """A name that becomes a folder in the base folder; returned as it is.
+
+    Raises:
+        UserError: unless it is letters, digits, ``-``, ``_`` and ``.``, does not begin with a dot, and is of 100
+            characters at most: so that no name leads out of the base folder or hides in it.
+    """
+    if not re.fullmatch(r"\w[\w.-]{0,99}", name):
+        raise UserError(f"{flag} {name[:120]!r} cannot name a folder: use up to 100 letters, digits, '-', '_' and '.'")
+    return name
+
+
 def checkpoints_folder(source: Source, tag: str, base: Path | None = None) -> Path:
-    """Folder of all saved steps of one run: ``<base>/<source>_checkpoints/<tag>``."""
-    return (base or base_folder()) / CHECKPOINT_FOLDERS[source] / tag
+    """Folder of all saved steps of one run: ``<base>/<source>_checkpoints/<tag>``.
+
+    Raises:
+        UserError: for a tag that cannot name a folder.
+    """
+    return (base or base_folder()) / CHECKPOINT_FOLDERS[source] / check_name(tag, "--model-tag")

@@ -18,6 +18,12 @@ REFERENCE_BATCH_TOKENS = 2**19
 #: Growth of the best batch with the token horizon (Power Lines, Bergsma et al. 2025).
 BATCH_EXPONENT = 0.383
 
+#: Beyond these no machine can follow, and arithmetic ends: a depth, aspect ratio or head dim; the rows of
+#: a table; a ratio, a number of FLOPs.
+LARGEST_SHAPE = 10_000
+LARGEST_TABLE = 2**27
+LARGEST_FIGURE = 1e40
+
 
 @dataclass(frozen=True)
 class PlanInputs:
@@ -117,8 +123,8 @@ def model_config(
             not divide the query heads.
     """
     for flag, value in (("depth", depth), ("aspect-ratio", aspect_ratio), ("head-dim", head_dim)):
-        if value < 1:
-            raise UserError(f"--{flag} is {value}: it must be at least 1")
+        if not 1 <= value <= LARGEST_SHAPE:
+            raise UserError(f"--{flag} is {value}: it must be between 1 and {LARGEST_SHAPE:,}")
     num_heads = -(-depth * aspect_ratio // head_dim)
     model_dim = num_heads * head_dim
     if model_dim < SMEAR_CHANNELS:
@@ -214,8 +220,11 @@ def _check(inputs: PlanInputs) -> None:
         ("target-flops", inputs.target_flops),
         ("weight-decay", inputs.weight_decay),
     ):
-        if not math.isfinite(value):
-            raise UserError(f"--{flag} is {value}: it must be a finite number")
+        if not abs(value) <= LARGEST_FIGURE:
+            raise UserError(f"--{flag} is {value}: it must be a number of at most {LARGEST_FIGURE:g}")
+    for flag, size in (("vocab-size", inputs.vocab_size), ("max-seq-len", inputs.max_seq_len)):
+        if size > LARGEST_TABLE:
+            raise UserError(f"--{flag} is {size}: it must be at most {LARGEST_TABLE:,}")
     if inputs.weight_decay < 0:
         raise UserError(f"--weight-decay is {inputs.weight_decay}: it must be 0 or more")
     if inputs.target_param_data_ratio <= 0 and inputs.num_iterations <= 0 and inputs.target_flops <= 0:

@@ -7,6 +7,7 @@ stages, and what it made is still there.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -23,6 +24,10 @@ from nanochat.config import flags_of, parse_flags, to_dict
 from nanochat.context import Context, Result
 from nanochat.errors import UserError
 from nanochat.stages.configs import RunConfig
+from nanochat.watching.detach import start_detached
+
+#: Entries of a stage that its subcommand takes without a flag, in order.
+POSITIONAL = {"dataset": ("action", "paths"), "import": ("folder",)}
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,11 @@ def read_recipe(path: Path) -> Recipe:
     tables = data.get("stages")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise UserError(f"recipe {path} has no stages: add [[stages]] tables with a 'stage' entry each")
+    commands = data.get("next_commands", [])
+    if not isinstance(commands, list) or not all(isinstance(command, str) for command in commands):
+        raise UserError(f"next_commands of recipe {path} is not a list of texts: write one")
     stages = tuple(_read_stage(table, f"recipe {path}, stage {number}") for number, table in enumerate(tables, 1))
-    return Recipe(path.stem, str(data.get("description", "")), stages, tuple(data.get("next_commands", ())))
+    return Recipe(path.stem, str(data.get("description", "")), stages, tuple(commands))
 
 
 def _read_stage(table: Mapping[str, Any], where: str) -> Stage:
@@ -89,9 +97,7 @@ def _read_stage(table: Mapping[str, Any], where: str) -> Stage:
     if name not in COMMANDS or name == "run":
         known = ", ".join(command for command in COMMANDS if command != "run")
         raise UserError(f"{where} is {name!r}: it must be one of {known}")
-    positional = [
-        str(values.pop(key)) for key in ("source", "folder") if name in ("dataset", "import") and key in values
-    ]
+    positional = [word for key in POSITIONAL.get(name, ()) if key in values for word in _words(values.pop(key))]
     try:
         config = parse_flags(COMMANDS[name].config_class(), [*positional, *flags_of(values)], f"nanochat {name}")
     except UserError as error:
@@ -99,9 +105,16 @@ def _read_stage(table: Mapping[str, Any], where: str) -> Stage:
     return Stage(name, config)
 
 
+def _words(value: Any) -> list[str]:
+    return [str(part) for part in value] if isinstance(value, list) else [str(value)]
+
+
 def run(config: RunConfig, context: Context) -> Result:
     """Run a recipe's stages in order, skipping those already done."""
-    recipe = read_recipe(find_recipe(config.recipe))
+    path = find_recipe(config.recipe)
+    recipe = read_recipe(path)
+    if config.detach:
+        return _detach(recipe, path, config, context)
     say = context.terminal.say
     done_folder = context.base / "recipes" / recipe.name
     lines: list[str] = []
@@ -120,8 +133,13 @@ def run(config: RunConfig, context: Context) -> Result:
             continue
         say(title)
         stage_began = time.perf_counter()
-        result: Result = COMMANDS[stage.name].stage()(stage.config, context)
+        result: Result = COMMANDS[stage.name].stage()(_going_on(stage, note, line_so_far), context)
         seconds = time.perf_counter() - stage_began
+        if not result.finished:
+            again = f"nanochat run {config.recipe}"
+            return Result(
+                {"recipe": recipe.name, "stopped_in": stage.name}, f"stopped in {stage.name}; go on with: {again}"
+            )
         _write_done(note, line_so_far, result)
         shown = f"\n{result.text}\n" if stage.name in ("chat", "generate") else result.text
         lines.append(f"{stage.name:<10} {seconds:>6.0f} s  {shown}")
@@ -131,6 +149,33 @@ def run(config: RunConfig, context: Context) -> Result:
     if recipe.next_commands:
         closing += ["", "Next:", *(f"  {command}" for command in recipe.next_commands)]
     return Result({"recipe": recipe.name, "seconds": total, "stages": values}, "\n".join(closing))
+
+
+def _detach(recipe: Recipe, path: Path, config: RunConfig, context: Context) -> Result:
+    """Start the same line in the background."""
+    words = ["run", str(path.resolve()), *(["--again"] if config.again else [])]
+    detached = start_detached(words, context.base, recipe.name)
+    text = (
+        f"{recipe.name} runs in the background (process {detached.pid}); follow it with: nanochat attach {recipe.name}"
+    )
+    return Result({"recipe": recipe.name, "pid": detached.pid, "log": str(detached.log)}, text)
+
+
+def _going_on(stage: Stage, note: Path, fingerprint: str) -> Any:
+    """The stage's config; one that was begun with the same settings and stopped goes on where it was saved."""
+    continuation = getattr(stage.config, "continuation", None)
+    if continuation is None or continuation.resume is not None:
+        return stage.config
+    begun = note.with_suffix(".begun")
+    try:
+        was_begun = begun.read_text(encoding="utf-8") == fingerprint
+    except OSError:
+        was_begun = False
+    if was_begun:
+        return dataclasses.replace(stage.config, continuation=dataclasses.replace(continuation, resume="auto"))
+    begun.parent.mkdir(parents=True, exist_ok=True)
+    begun.write_text(fingerprint, encoding="utf-8")
+    return stage.config
 
 
 def _fingerprint(before: str, stage: Stage) -> str:
@@ -160,3 +205,4 @@ def _write_done(note: Path, fingerprint: str, result: Result) -> None:
     beside = note.with_suffix(".tmp")
     beside.write_text(json.dumps(done, ensure_ascii=False), encoding="utf-8")
     os.replace(beside, note)
+    note.with_suffix(".begun").unlink(missing_ok=True)

@@ -23,6 +23,7 @@ FLOORS = [
     {"train"},
     {"inference"},
     {"plan"},
+    {"watching"},
     {"optim", "checkpoint"},
     {"model"},
     {"data"},
@@ -31,6 +32,7 @@ FLOORS = [
     {"hardware"},
     {"context"},
     {"config", "records", "provenance", "paths", "terminal", "atomic"},
+    {"processes"},
     {"errors"},
 ]
 FLOOR_OF = {room: number for number, floor in enumerate(FLOORS) for room in floor}
@@ -44,7 +46,7 @@ LIGHT = [
     "nanochat.recipe",
 ]
 #: Files that other stages may import: settings, not stages.
-SHARED_IN_STAGES = {"configs"}
+SHARED_IN_STAGES = {"configs", "dataset_config"}
 #: Model shapes and costs are numbers that plans and importers ask for without the model itself.
 NUMBERS = {"nanochat.model.config", "nanochat.model.cost"}
 

@@ -18,7 +18,7 @@ from nanochat.stages.configs import PretrainConfig, SftConfig
 MOST_FIELDS = 12
 
 
-@pytest.mark.parametrize("config", [PretrainConfig(model_tag="x", seed=7), SftConfig(name="Ada")])
+@pytest.mark.parametrize("config", [PretrainConfig(model_tag="x", seed=7), SftConfig(model_tag="x", num_iterations=3)])
 def test_a_config_comes_back_from_its_dict(config: PretrainConfig | SftConfig) -> None:
     assert configs.from_dict(type(config), configs.to_dict(config), "here") == config
 

@@ -11,9 +11,11 @@ import pytest
 from golden_text import LONG_DATA, RUN_DATA, golden_tokenizer
 
 from nanochat.data import chitchat
+from nanochat.data.amounts import count_tokens
 from nanochat.data.conversation import check_conversation
 from nanochat.data.manifest import file_sha256, read_manifest
-from nanochat.data.sources import count_tokens, iterate_texts, open_data_set, resolve_data, write_shards
+from nanochat.data.sources import iterate_texts, open_data_set, resolve_data
+from nanochat.data.writing import write_shards
 from nanochat.errors import UserError
 
 TRAIN, VAL = [f"document {i}, é" for i in range(10)], ["one", "two"]

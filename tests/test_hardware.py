@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from nanochat import hardware
 from nanochat.errors import UserError
-from nanochat.hardware import cpu
+from nanochat.hardware import cpu, measured
 from nanochat.hardware.device import compute_dtype
 
 
@@ -32,16 +33,33 @@ def test_peak_memory_is_the_resident_set_and_never_zero() -> None:
     assert peak > 10e6
 
 
-@pytest.mark.parametrize(("bf16_seconds", "expected"), [(0.5, torch.bfloat16), (2.0, torch.float32)])
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
+    return tmp_path / "base"
+
+
+@pytest.mark.parametrize(("speedup", "expected"), [(2.0, torch.bfloat16), (0.5, torch.float32)])
 def test_a_processor_computes_in_bf16_only_when_that_is_faster(
-    bf16_seconds: float, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    speedup: float, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu, "processor_features", lambda: frozenset({"avx512_bf16"}))
-    monkeypatch.setattr(cpu, "_product_seconds", lambda dtype: bf16_seconds if dtype is torch.bfloat16 else 1.0)
+    monkeypatch.setattr(cpu, "bf16_speedup", lambda: speedup)
     monkeypatch.delenv("NANOCHAT_DTYPE", raising=False)
     dtype, reason = compute_dtype(hardware.detect("cpu"))
     assert dtype is expected
-    assert "2.0 times" in reason
+    assert f"{speedup} times" in reason
+
+
+def test_what_was_measured_is_remembered(base: Path) -> None:
+    figures = iter([2.0, 3.0, 4.0])
+    assert [measured.remembered("speed", lambda: next(figures)) for _ in range(2)] == [2.0, 2.0]
+    (base / measured.FILE_NAME).write_text("damaged")
+    assert measured.remembered("speed", lambda: next(figures)) == 3.0
+
+
+def test_the_speedup_of_bf16_is_a_ratio() -> None:
+    assert 0.01 < cpu.bf16_speedup() < 100
 
 
 def test_a_processor_without_bf16_is_not_asked_to_emulate_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,15 +67,18 @@ def test_a_processor_without_bf16_is_not_asked_to_emulate_it(monkeypatch: pytest
     assert cpu.Cpu().preferred_dtype()[0] is torch.float32
 
 
-def test_without_a_compiler_the_obstacle_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "/bin/no-such-compiler")
+@pytest.mark.parametrize("compiler", ["/bin/no-such-compiler", "false"])
+def test_without_a_compiler_that_works_the_obstacle_says_what_to_install(
+    compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
     obstacle = cpu.Cpu().compile_obstacle()
     assert obstacle is not None
     assert "g++" in obstacle
 
 
 def test_without_headers_the_obstacle_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CXX", "sh")
+    monkeypatch.setenv("CXX", sys.executable)
     monkeypatch.setattr(cpu.sysconfig, "get_path", lambda _: str(tmp_path))
     obstacle = cpu.Cpu().compile_obstacle()
     assert obstacle is not None

@@ -301,6 +301,51 @@ def test_a_tokenizer_with_gaps_or_without_all_bytes_is_refused(tmp_path: Path) -
         assert_nothing_imported(tmp_path, "lacks the token")
 
 
+def write_pickled_tokenizer(folder: Path, pattern: str, special: str = "<|bos|>") -> None:
+    """The tokenizer.pkl there with another pattern, written without asking tiktoken whether it works."""
+    with (folder / "tokenizer.pkl").open("rb") as file:
+        known = pickle.load(file)
+    specials = {special if name == "<|bos|>" else name: number for name, number in known._special_tokens.items()}
+    state = {"name": "x", "pat_str": pattern, "mergeable_ranks": known._mergeable_ranks, "special_tokens": specials}
+    body = pickle.dumps(state, protocol=4)[2:-1]
+    (folder / "tokenizer.pkl").write_bytes(b"\x80\x04\x8c\rtiktoken.core\x8c\x08Encoding\x93)\x81" + body + b"b.")
+
+
+@pytest.mark.parametrize("pattern", ["", "a*", "(", "zzz", ".", r".+?(?=x)"])
+def test_a_split_pattern_that_tiktoken_cannot_use_is_refused(tmp_path: Path, pattern: str) -> None:
+    write_era(tmp_path / "hub", "mar09")
+    write_pickled_tokenizer(tmp_path / "hub", pattern)
+    assert_nothing_imported(tmp_path, r"tokenizer\.pkl holds a tokenizer that cannot be used \(.*split pattern")
+
+
+def test_a_tokenizer_without_bos_is_refused_by_the_name_of_its_file(tmp_path: Path) -> None:
+    write_era(tmp_path / "hub", "mar09")
+    write_pickled_tokenizer(tmp_path / "hub", ".|\\s", special="<|begin|>")
+    assert_nothing_imported(tmp_path, r"tokenizer\.pkl holds .* no token <\|bos\|>")
+
+
+def test_missing_byte_lengths_are_told_and_those_of_the_tokens_used(tmp_path: Path) -> None:
+    write_era(tmp_path / "hub", "mar09")
+    (tmp_path / "hub" / "token_bytes.pt").unlink()
+    lines: list[str] = []
+    result = import_folder(tmp_path / "hub", tmp_path / "base", report=lines.append)
+    assert ["token_bytes.pt is missing" in line for line in lines].count(True) == 1
+    assert result.tokenizer is not None
+    assert Tokenizer.load(result.tokenizer).token_bytes[:256].tolist() == [1] * 256
+
+
+@pytest.mark.parametrize("kind", ["broken link", "folder"])
+def test_byte_lengths_that_cannot_be_read_are_refused(tmp_path: Path, kind: str) -> None:
+    write_era(tmp_path / "hub", "mar09")
+    path = tmp_path / "hub" / "token_bytes.pt"
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "absent")
+    assert_nothing_imported(tmp_path, r"token_bytes\.pt cannot be read")
+
+
 # ------------------------------------------------------------------------------------------------------ optimizer files
 
 
@@ -467,7 +512,13 @@ def test_models_that_do_not_fit_their_metadata_are_refused(
         ({"sequence_len": "long"}, "sequence_len"),
         ({"n_head": 3}, "heads"),
         ({"window_pattern": "XL"}, "window pattern"),
-        ({"window_pattern": 5}, "describe no model"),
+        ({"window_pattern": 5}, "window_pattern"),
+        ({"window_pattern": 0}, "window_pattern"),
+        ({"window_pattern": "S" * 2000}, "window_pattern"),
+        ({"sequence_len": 10**18}, "sequence_len of more than 1048576"),
+        ({"vocab_size": 10**18}, "vocab_size of more than 384, the rows"),
+        ({"n_head": 10**18}, "num_heads of more than 64"),
+        ({"n_kv_head": 10**18}, "num_kv_heads of more than 4"),
     ],
 )
 def test_nonsense_in_the_metadata_is_refused(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
@@ -496,6 +547,57 @@ def test_missing_files_and_folders_are_told(tmp_path: Path) -> None:
     write_era(tmp_path / "hub", "mar09")
     (tmp_path / "hub" / "tokenizer.pkl").unlink()
     assert_nothing_imported(tmp_path, r"no tokenizer\.pkl")
+
+
+@pytest.mark.parametrize("place", ["", "base_checkpoints/d5"])
+def test_metadata_without_their_model_are_refused(tmp_path: Path, place: str) -> None:
+    write_era(tmp_path / "hub" / place, "mar09")
+    (tmp_path / "hub" / place / "model_000070.pt").unlink()
+    assert_nothing_imported(tmp_path, r"meta_000070\.json has no model_000070\.pt beside it")
+
+
+def test_a_tokenizer_alone_is_imported_and_the_lack_of_a_model_told(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "hub", 331)
+    lines: list[str] = []
+    result = import_folder(tmp_path / "hub", tmp_path / "base", report=lines.append)
+    assert result.checkpoints == ()
+    assert result.tokenizer == tmp_path / "base" / "tokenizer"
+    assert ["no model was found" in line for line in lines] == [True]
+
+
+def test_parameters_with_and_without_the_prefix_of_compiled_models_are_ambiguous(tmp_path: Path) -> None:
+    def doubled(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {**parameters, "_orig_mod.lm_head.weight": parameters["lm_head.weight"] + 1}
+
+    write_era(tmp_path / "hub", "mar09", doubled)
+    assert_nothing_imported(tmp_path, r"both lm_head\.weight and _orig_mod\.lm_head\.weight")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_values_that_are_not_finite_are_told_and_imported(tmp_path: Path, value: float, dtype: torch.dtype) -> None:
+    def broken(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        parameters["transformer.wte.weight"] = parameters["transformer.wte.weight"].to(dtype)
+        parameters["transformer.wte.weight"][3, 5] = value
+        return parameters
+
+    write_era(tmp_path / "hub", "mar09", broken)
+    lines: list[str] = []
+    result = import_folder(tmp_path / "hub", tmp_path / "base", report=lines.append)
+    told = [line for line in lines if "not finite" in line]
+    assert len(told) == 1
+    assert "in transformer.wte.weight:" in told[0]
+    assert not checkpoint.load(result.checkpoints[0].folder).parameters["transformer.wte.weight"].isfinite().all()
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_soft_cap_is_ignored_aloud_where_the_era_leaves_no_doubt(tmp_path: Path, era: str) -> None:
+    write_era(tmp_path / "hub", era)
+    lines: list[str] = []
+    result = import_folder(tmp_path / "hub", tmp_path / "base", logit_softcap=20.0, report=lines.append)
+    used = checkpoint.load(result.checkpoints[0].folder).model_config.constants.logit_softcap
+    ignored = any("--logit-softcap 20 is ignored" in line for line in lines)
+    assert (used, ignored) == ((20.0, False) if era in ("jan16", "mar02") else (15.0, True))
 
 
 def test_one_bad_model_among_good_ones_imports_nothing(tmp_path: Path) -> None:

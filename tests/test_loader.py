@@ -136,6 +136,7 @@ def test_counters_say_what_was_lost() -> None:
     placed = sum(next(batches).inputs.shape[0] * 49 for _ in range(30))
     counted = batches.counters
     assert counted.tokens - counted.cropped_tokens == placed
+    assert counted.added_tokens == 0
     assert counted.documents > 0
     assert loader(open_data_set(LONG_DATA), state=batches.state()).counters == counted
 

@@ -119,6 +119,22 @@ def test_tokenizers_of_every_pickle_protocol_are_read(tmp_path: Path, protocol: 
         assert read_encoding(path).special_tokens == {"<|é|>": 256}
 
 
+def test_tuples_nest_only_as_deep_as_real_files_need(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.pkl"
+    for depth, said in ((32, "does not hold a tiktoken encoding"), (33, "nests tuples more than 32 deep")):
+        path.write_bytes(b"\x80\x02)" + b"\x85q\x00" * (depth - 1) + b"N\x86.")
+        with pytest.raises(UserError, match=said):
+            read_encoding(path)
+
+
+def test_the_number_of_instructions_is_bounded(tmp_path: Path) -> None:
+    """A file of allowed size could keep the reader busy for a minute otherwise."""
+    path = tmp_path / "tokenizer.pkl"
+    path.write_bytes(b"\x80\x02]" + b"Na" * 500_000 + b".")
+    with pytest.raises(UserError, match="more than 1,000,000 instructions"):
+        read_encoding(path)
+
+
 class Call:
     """Pickles as a call."""
 
@@ -197,6 +213,7 @@ def hostile_pickles(marker: Path) -> dict[str, bytes]:
         "negative offset": tensor(b"K\x01\x85", b"K\x01\x85", b"J\xff\xff\xff\xff"),
         "negative stride": tensor(b"K\x02\x85", b"J\xff\xff\xff\xff\x85", b"K\x02"),
         "expanded to terabytes": tensor(b"J\xff\xff\xff\x7f\x85", b"K\x00\x85"),
+        "more axes than any tensor": tensor(b"(" + b"K\x01" * 9 + b"t", b"(" + b"K\x01" * 9 + b"t"),
         "shape beyond 64 bits": tensor(b"\x8a\x0a" + b"\xff" * 9 + b"\x01K\x00\x86", b"K\x01K\x01\x86"),
         "tensor without storage": tensor(b"K\x04\x85", b"K\x01\x85", storage=text("x")),
         "parameter of a text": b"\x80\x02ctorch._utils\n_rebuild_parameter\n" + text("x") + b"\x85R.",
@@ -205,6 +222,7 @@ def hostile_pickles(marker: Path) -> dict[str, bytes]:
         "no end": b"\x80\x02K\x01",
         "mark as a value": b"\x80\x02(\x85.",
         "deep key": b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.",
+        "deep value": b"\x80\x02)" + b"\x85" * 200_000 + b".",
         "unhashable key": b"\x80\x02}]K\x01s.",
         "huge length": b"\x80\x04\x8d" + struct.pack("<Q", 2**62) + b"x.",
         "unknown instruction": b"\x80\x02\xfe.",

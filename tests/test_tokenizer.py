@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
+import string
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +21,7 @@ from nanochat.errors import UserError
 from nanochat.tokenizer import bpe
 from nanochat.tokenizer.bpe import Tokenizer
 from nanochat.tokenizer.special import SPECIAL_TOKENS, SPLIT_PATTERN
-from nanochat.tokenizer.train import SMALLEST_VOCAB_SIZE, train
+from nanochat.tokenizer.train import BATCH_DOCUMENTS, SMALLEST_VOCAB_SIZE, train
 
 VALUES = expected("run/expected_tokenizer")
 
@@ -174,6 +177,58 @@ def test_training_stops_reading_at_its_limits() -> None:
     tokenizer = train(texts(), SMALLEST_VOCAB_SIZE + 2, max_chars=6, doc_cap=4)
     assert len(read) <= 3
     assert set(tokenizer.mergeable_ranks) - {bytes([byte]) for byte in range(256)} <= {b"ab", b"abab", b"cd", b"cdcd"}
+
+
+def random_words(num_documents: int) -> Iterator[str]:
+    """Documents in which no word comes twice, so that every one takes memory."""
+    generator = random.Random(0)
+    for _ in range(num_documents):
+        yield " ".join("".join(generator.choices(string.ascii_lowercase, k=8)) for _ in range(500))
+
+
+def test_training_stops_reading_when_distinct_pieces_take_too_much_memory() -> None:
+    read, said = [], []
+
+    def texts() -> Iterator[str]:
+        for text in random_words(20 * BATCH_DOCUMENTS):
+            read.append(len(text))
+            yield text
+
+    tokenizer = train(texts(), SMALLEST_VOCAB_SIZE + 10, max_piece_bytes=8_000_000, say=said.append)
+    assert tokenizer.vocab_size == SMALLEST_VOCAB_SIZE + 10
+    assert len(read) < 10 * BATCH_DOCUMENTS
+    assert len(said) == 1
+    assert f"stopped reading after {len(read):,} documents ({sum(read):,} characters)" in said[0]
+
+
+def test_training_on_text_that_repeats_says_nothing_of_memory() -> None:
+    said: list[str] = []
+    train(iter(["some words that come again and again"] * 2000), 270, say=said.append)
+    assert said == []
+
+
+#: Ten times the text may take this much more.
+MOST_GROWTH_BYTES = 32_000_000
+
+
+@pytest.mark.soak
+def test_ten_times_the_text_takes_hardly_more_memory() -> None:
+    code = (
+        "import random, sys; from nanochat.tokenizer.train import train;"
+        " from nanochat.tokenizer.memory import peak_resident_bytes;"
+        " generator = random.Random(0); letters = 'etaoinshrdlu';"
+        " words = [''.join(generator.choices(letters, k=generator.randint(2, 9))) for _ in range(30_000)];"
+        " weights = [1 / (i + 1) for i in range(len(words))];"
+        " documents = [' '.join(generator.choices(words, weights, k=1500)) for _ in range(300)];"
+        " size = sum(map(len, documents)) / len(documents);"
+        " train((generator.choice(documents) for _ in range(int(int(sys.argv[1]) * 1e6 / size))), 4096);"
+        " print(peak_resident_bytes())"
+    )
+    peaks = []
+    for megabytes in ("10", "100"):
+        command = [sys.executable, "-c", code, megabytes]
+        peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    assert peaks[1] - peaks[0] < MOST_GROWTH_BYTES
 
 
 def test_the_pattern_is_the_family_s() -> None:

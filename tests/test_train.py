@@ -20,9 +20,10 @@ from nanochat.optim.groups import Rates, parameter_groups
 from nanochat.optim.optimizer import Optimizer
 from nanochat.records import Records, read
 from nanochat.terminal import Terminal
-from nanochat.train.loop import LoopState, Occasion, train
+from nanochat.train.interrupt import Interruption, StopRequested
+from nanochat.train.loop import LoopState, NotFinite, Occasion, train
 from nanochat.train.step import StepRates, Trainer
-from nanochat.train.watch import RunLog, sample_hook, save_hook, validate_hook
+from nanochat.train.watch import RunLog, guarded, sample_hook, validate_hook
 
 CONFIG = ModelConfig(sequence_len=16, vocab_size=50, num_layers=3, num_heads=2, num_kv_heads=1, model_dim=32)
 CPU = torch.device("cpu")
@@ -58,6 +59,9 @@ class Source:
     def next_step(self) -> list[Rows]:
         return list(micro_batches(self.sizes, self.seed))
 
+    def where(self) -> str:
+        return "row group 7"
+
 
 def micro_batches(sizes: Sequence[int], seed: int) -> Iterator[Rows]:
     """Rows with very different numbers of targets, so that a mean of means would be wrong."""
@@ -87,14 +91,17 @@ def trainer(dtype: torch.dtype = torch.float32, **settings: object) -> Trainer:
 
 def run_loop(steps: int, hooks: Sequence[object] = (), source: Source | None = None) -> tuple[LoopState, list[float]]:
     losses: list[float] = []
-    state = train(
+    state = LoopState()
+    finished = train(
         trainer(),
         source or Source(steps),
-        state=LoopState(),
+        state=state,
         hooks=hooks,  # type: ignore[arg-type]
         report=lambda step: losses.append(step.result.loss),
         synchronize=lambda: None,
+        interruption=Interruption(lambda _: None),
     )
+    assert finished
     return state, losses
 
 
@@ -119,6 +126,7 @@ def test_an_occasion_comes_before_its_update() -> None:
         hooks=[lambda _: seen.append(torch.equal(before, made.model.lm_head.weight))],
         report=lambda _: None,
         synchronize=lambda: None,
+        interruption=Interruption(lambda _: None),
     )
     assert seen == [True, False]
 
@@ -153,7 +161,7 @@ def test_saves_come_before_evaluations_and_samples(tmp_path: Path) -> None:
         return prompt
 
     hooks = [
-        save_hook(lambda occasion: happened.append(("save", occasion.step)), 2),
+        lambda occasion: happened.append(("save", occasion.step)) if occasion.due(2, at_start=False) else None,
         validate_hook(measure, 2, log),
         sample_hook(continue_text, ["a"], 2, log),
     ]
@@ -205,15 +213,64 @@ def test_training_lowers_the_loss() -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_update() -> None:
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
+def test_what_is_not_finite_stops_before_the_update_and_is_placed(broken: str) -> None:
     made = trainer()
-    with torch.no_grad():
-        made.model.lm_head.weight[0, 0] = float("nan")
+    if broken == "loss":
+        with torch.no_grad():
+            made.model.lm_head.weight[0, 0] = float("nan")
+    else:
+        made.model.lm_head.weight.register_hook(lambda gradient: gradient * float("inf"))
     before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
-    with pytest.raises(UserError, match="loss of step 0 is nan"):
-        train(made, Source(3), state=LoopState(), hooks=[], report=lambda _: None, synchronize=lambda: None)
+    with pytest.raises(NotFinite, match=rf"{broken} of the update after step 0 .* row group 7"):
+        train(
+            made,
+            Source(3),
+            state=LoopState(),
+            hooks=[],
+            report=lambda _: None,
+            synchronize=lambda: None,
+            interruption=Interruption(lambda _: None),
+        )
     for name, parameter in made.model.named_parameters():
         assert torch.equal(parameter.nan_to_num(), before[name].nan_to_num()), name
+
+
+def test_a_stop_that_was_asked_for_happens_between_two_steps() -> None:
+    interruption = Interruption(lambda _: None)
+    state = LoopState()
+    seen: list[int] = []
+
+    def hook(occasion: Occasion) -> None:
+        seen.append(occasion.step)
+        if occasion.step == 2:
+            interruption.ask("SIGTERM")
+
+    finished = train(
+        trainer(), Source(5), state=state, hooks=[hook], report=lambda _: None, synchronize=lambda: None,
+        interruption=interruption,
+    )  # fmt: skip
+    assert not finished
+    assert (state.step, seen) == (2, [0, 1, 2])
+    with pytest.raises(KeyboardInterrupt):
+        interruption.ask("SIGINT")
+
+
+def test_a_failing_hook_is_told_once_and_a_stop_passes_through(tmp_path: Path) -> None:
+    log = RunLog(Records(tmp_path), Terminal())
+
+    def fail(_: Occasion) -> None:
+        raise RuntimeError("broken tracker\nwith a traceback")
+
+    run_loop(3, [guarded("tracking", fail, log)])
+    (notice,) = read(tmp_path, "notice")
+    assert "broken tracker" in notice["text"]
+
+    def stop(_: Occasion) -> None:
+        raise StopRequested
+
+    with pytest.raises(StopRequested):
+        guarded("tracking", stop, log)(Occasion(1, False, LoopState()))
 
 
 def failing_compile(*_: object, **__: object) -> object:

@@ -49,5 +49,5 @@ else
     $pip install --quiet "torch==$TORCH"
 fi
 echo "setup: installing nanochat"
-$pip install --quiet --editable .
+$pip install --quiet --editable ".[demo]"
 touch "$VENV/.installed"

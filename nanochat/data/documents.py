@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nanochat.data.parts import end_of_part
 from nanochat.data.sources import Shard, read_texts
 from nanochat.errors import UserError
 
 
 class Reference(NamedTuple):
-    """Where a document lies; counted from 0."""
+    """Where a document, or a part of a long one, begins; counted from 0."""
 
     shard: int
     row_group: int
     row: int
+    char: int = 0
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Cursor:
     shard: int
     row_group: int
     row: int
+    char: int = 0
 
 
 class DocumentStream:
@@ -37,14 +40,23 @@ class DocumentStream:
         stream: which of the S streams this is, from 0; it has row groups ``stream``, ``stream + S``, … of each file.
         num_streams: S.
         cursor: where to go on; at the beginning when not given.
+        longest: characters after which a document is given in parts, each fetched like a document; None never cuts.
 
     Raises:
         UserError: when no file has a row group for this stream, or ``cursor`` lies outside the files.
     """
 
-    def __init__(self, shards: Sequence[Shard], stream: int, num_streams: int, cursor: Cursor | None = None) -> None:
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        stream: int,
+        num_streams: int,
+        cursor: Cursor | None = None,
+        longest: int | None = None,
+    ) -> None:
         assert 0 <= stream < num_streams
         self._shards = shards
+        self._longest = longest
         self._places = [
             (index, row_group)
             for index, shard in enumerate(shards)
@@ -58,7 +70,7 @@ class DocumentStream:
             )
         #: Place of the last fetch; None before the first one.
         self._place: int | None = None
-        self._epoch, self._row = 1, 0
+        self._epoch, self._row, self._char = 1, 0, 0
         # An epoch joined halfway may have had its text before.
         self._epoch_has_text = cursor is not None
         self._texts: list[str] = []
@@ -69,10 +81,17 @@ class DocumentStream:
     def cursor(self) -> Cursor:
         """Where the next fetch starts."""
         shard, row_group = self._places[self._place or 0]
-        return Cursor(self._epoch, shard, row_group, self._row)
+        return Cursor(self._epoch, shard, row_group, self._row, self._char)
 
-    def fetch(self, num_documents: int) -> list[tuple[Reference, str]]:
+    @property
+    def num_documents(self) -> int:
+        """Documents of one epoch of this stream."""
+        return sum(self._shards[shard].row_groups[row_group] for shard, row_group in self._places)
+
+    def fetch(self, num_documents: int, max_chars: int | None = None) -> list[tuple[Reference, str]]:
         """The next documents, up to ``num_documents`` but never beyond a row group; at least one.
+
+        No further one is fetched once they hold ``max_chars`` characters.
 
         Raises:
             UserError: when a whole epoch holds only empty documents, or a file cannot be read.
@@ -81,26 +100,41 @@ class DocumentStream:
             self._next_row_group()
         assert self._place is not None
         shard, row_group = self._places[self._place]
-        texts = self._texts[self._row : self._row + num_documents]
-        fetched = [(Reference(shard, row_group, self._row + i), text) for i, text in enumerate(texts)]
-        self._row += len(texts)
-        self._epoch_has_text = self._epoch_has_text or any(texts)
+        fetched: list[tuple[Reference, str]] = []
+        chars = 0
+        while len(fetched) < num_documents and self._row < len(self._texts) and (not max_chars or chars < max_chars):
+            text, end = self._part(self._texts[self._row], self._char)
+            fetched.append((Reference(shard, row_group, self._row, self._char), text))
+            self._row, self._char = (self._row, end) if end < len(self._texts[self._row]) else (self._row + 1, 0)
+            chars += len(text)
+        self._epoch_has_text = self._epoch_has_text or chars > 0
         return fetched
 
-    def texts_of(self, references: Iterable[Reference]) -> Iterator[str]:
-        """The documents that ``references`` point at; neighbours of one row group are read together.
+    def texts_of(self, references: Sequence[Reference]) -> list[str]:
+        """The documents or parts that ``references`` point at; every row group is read once.
 
         Raises:
             UserError: when there is no such document.
         """
-        for (shard, row_group), group in itertools.groupby(references, key=lambda reference: reference[:2]):
+        found = [""] * len(references)
+        by_group = sorted(range(len(references)), key=lambda index: references[index][:2])
+        for (shard, row_group), indices in itertools.groupby(by_group, key=lambda index: references[index][:2]):
             if not (0 <= shard < len(self._shards) and 0 <= row_group < len(self._shards[shard].row_groups)):
                 raise self._changed()
             texts = read_texts(self._shards[shard], row_group)
-            for reference in group:
-                if not 0 <= reference.row < len(texts):
+            for index in indices:
+                _, _, row, char = references[index]
+                if not (0 <= row < len(texts) and 0 <= char <= len(texts[row])):
                     raise self._changed()
-                yield texts[reference.row]
+                found[index] = self._part(texts[row], char)[0]
+        return found
+
+    def _part(self, text: str, start: int) -> tuple[str, int]:
+        """The part of a document that begins at ``start``, and where it ends."""
+        if self._longest is None:
+            return text[start:], len(text)
+        end = end_of_part(text, start, self._longest)
+        return text[start:end], end
 
     def _next_row_group(self) -> None:
         place = 0 if self._place is None else self._place + 1
@@ -113,7 +147,7 @@ class DocumentStream:
 
     def _enter(self, place: int) -> None:
         shard, row_group = self._places[place]
-        self._place, self._row = place, 0
+        self._place, self._row, self._char = place, 0, 0
         self._texts = read_texts(self._shards[shard], row_group)
 
     def _go_to(self, cursor: Cursor) -> None:
@@ -123,7 +157,9 @@ class DocumentStream:
             raise self._changed() from None
         if cursor.epoch < 1 or not 0 <= cursor.row <= len(self._texts):
             raise self._changed()
-        self._epoch, self._row = cursor.epoch, cursor.row
+        if cursor.char and not (cursor.row < len(self._texts) and 0 < cursor.char < len(self._texts[cursor.row])):
+            raise self._changed()
+        self._epoch, self._row, self._char = cursor.epoch, cursor.row, cursor.char
 
     def _changed(self) -> UserError:
         folder = self._shards[0].path.parent

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Manifest:
     name: str
     source: str
     shards: tuple[ShardEntry, ...]
+    #: Tokens of each split, a bos per document included, by the fingerprint of the tokenizer that counted them.
+    tokens: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write ``<folder>/manifest.json``."""
@@ -63,8 +65,12 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise UserError(f"{path} is not a manifest of format version {FORMAT_VERSION}: make the data set again")
     try:
         shards = tuple(_entry(entry) for entry in data["shards"])
-        return Manifest(str(data["name"]), str(data["source"]), shards)
-    except (KeyError, TypeError, ValueError):
+        tokens = {
+            str(fingerprint): {str(split): int(count) for split, count in counts.items()}
+            for fingerprint, counts in data.get("tokens", {}).items()
+        }
+        return Manifest(str(data["name"]), str(data["source"]), shards, tokens)
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise UserError(f"{path} is damaged (parts are missing or malformed): make the data set again") from None
 
 

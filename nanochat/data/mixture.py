@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanochat.data import chitchat, identity
+from nanochat.data import chitchat, identity, json_lines
 from nanochat.data.conversation import check_conversation
 from nanochat.errors import UserError
 
@@ -47,35 +49,65 @@ def load_mixture(names: Sequence[str], model_name: str) -> tuple[list[Conversati
     return training, held_out
 
 
+def fingerprint(conversations: Sequence[Conversation]) -> str:
+    """SHA-256 of conversations and their order."""
+    digest = hashlib.sha256()
+    for conversation in conversations:
+        digest.update(json.dumps(conversation, sort_keys=True, ensure_ascii=False).encode("utf-8"))
+    return digest.hexdigest()
+
+
 def read_conversations(path: Path) -> list[Conversation]:
     """Conversations of a JSON-lines file: a list of messages a line, or an object with ``messages``.
 
     Raises:
         UserError: naming file and line of what is wrong.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
+    if not path.exists():
         raise UserError(
             f"conversations {str(path)!r} are neither a known source (chitchat, identity) nor a file that exists"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"conversations cannot be read from {path}: {error}") from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{where} is not JSON ({error}): write one list of messages a line") from None
-        messages = value.get("messages") if isinstance(value, dict) else value
-        check_conversation(messages, where)
-        found.append({"messages": messages})
+        )
+    found = [_conversation(line) for line in json_lines.read_lines(path)]
     if not found:
         raise UserError(f"{path} holds no conversations: write one list of messages a line")
     return found
+
+
+@dataclass(frozen=True)
+class CheckedFile:
+    """What a file of conversations holds."""
+
+    conversations: int
+    messages: int
+    #: Lines that are wrong, and what the first of them suffer from.
+    faulty: int
+    faults: tuple[str, ...]
+
+
+def check_file(path: Path, report_at_most: int = 20) -> CheckedFile:
+    """Check every line of a JSON-lines file of conversations.
+
+    Raises:
+        UserError: when the file cannot be read.
+    """
+    conversations = messages = faulty = 0
+    faults: list[str] = []
+    for line in json_lines.read_lines(path):
+        try:
+            messages += len(_conversation(line)["messages"])
+            conversations += 1
+        except UserError as error:
+            faulty += 1
+            if faulty <= report_at_most:
+                faults.append(str(error))
+    return CheckedFile(conversations, messages, faulty, tuple(faults))
+
+
+def _conversation(line: json_lines.Line) -> Conversation:
+    value = json_lines.parse(line)
+    messages = value.get("messages") if isinstance(value, dict) else value
+    check_conversation(messages, line.where)
+    return {"messages": messages}
 
 
 def _split(conversations: list[Conversation]) -> tuple[list[Conversation], list[Conversation]]:
@@ -83,3 +115,14 @@ def _split(conversations: list[Conversation]) -> tuple[list[Conversation], list[
     held_out = conversations[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
     training = [c for i, c in enumerate(conversations) if (i + 1) % HELD_OUT_EVERY]
     return training, held_out
+
+
+def is_conversations(path: Path) -> bool:
+    """Whether a JSON-lines file seems to hold conversations rather than text: by its first line."""
+    if path.suffix.lower() != ".jsonl":
+        return False
+    line = next(json_lines.read_lines(path), None)
+    if line is None:
+        return True
+    value = json_lines.parse(line)
+    return isinstance(value, list) or (isinstance(value, dict) and "messages" in value)

@@ -5,19 +5,18 @@ The last file by name is the validation text, unless a ``manifest.json`` in the 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
+import hashlib
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow
 import pyarrow.parquet
 
-from nanochat import atomic
-from nanochat.data.manifest import Manifest, ShardEntry, file_sha256, read_manifest
+from nanochat.data.manifest import Manifest, read_manifest
 from nanochat.errors import UserError
-from nanochat.tokenizer.bpe import Tokenizer
 
 Split = Literal["train", "val"]
 
@@ -26,8 +25,6 @@ FAMILY_FOLDER = "base_data_climbmix"
 OLD_FAMILY_FOLDER = "base_data"
 
 COLUMN = "text"
-#: Documents tokenised at a time when tokens are counted.
-COUNT_DOCUMENTS = 128
 
 
 @dataclass(frozen=True)
@@ -44,15 +41,44 @@ class DataSet:
 
     Attributes:
         name: by which :func:`resolve_data` finds it again: a name in the base folder, or else a path.
+        manifest: of the folder, when it has one.
     """
 
     name: str
     folder: Path
     train: tuple[Shard, ...]
     val: tuple[Shard, ...]
+    manifest: Manifest | None = None
 
     def shards(self, split: Split) -> tuple[Shard, ...]:
         return self.train if split == "train" else self.val
+
+    def documents(self, split: Split) -> int:
+        """How many documents a split has."""
+        return sum(sum(shard.row_groups) for shard in self.shards(split))
+
+    def text_bytes(self, split: Split) -> int | None:
+        """UTF-8 bytes of a split's text; None when no manifest tells."""
+        if self.manifest is None:
+            return None
+        return sum(entry.text_bytes for entry in self.manifest.shards if entry.split == split)
+
+    def fingerprint(self, split: Split | None = None) -> str:
+        """SHA-256 (hex) that tells another text, or another order of it, apart.
+
+        Of the files' hashes in the manifest; without one, of their names, sizes and row groups.
+
+        Args:
+            split: of this split alone; of both when not given.
+        """
+        splits: tuple[Split, ...] = ("train", "val") if split is None else (split,)
+        hashes = {entry.name: entry.sha256 for entry in self.manifest.shards} if self.manifest else {}
+        parts: list[Any] = []
+        for each in splits:
+            for shard in self.shards(each):
+                name = shard.path.name
+                parts.append([each, hashes.get(name) or [name, shard.path.stat().st_size, shard.row_groups]])
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def open_data_set(folder: Path, name: str | None = None) -> DataSet:
@@ -76,15 +102,15 @@ def open_data_set(folder: Path, name: str | None = None) -> DataSet:
     if not train:
         raise UserError(
             f"{folder} holds one file, {paths[0].name}, and the last file is the validation text:"
-            " add another one to train on"
+            " add another one to train on, or split it by document with nanochat dataset import"
         )
     if not val:
         raise UserError(f"the manifest in {folder} names no validation file: make the data set again")
-    shards = [tuple(_open_shard(path) for path in split) for split in (train, val)]
+    shards = [tuple(open_shard(path) for path in split) for split in (train, val)]
     for split_name, of_split in zip(("training", "validation"), shards, strict=True):
         if not any(sum(shard.row_groups) for shard in of_split):
             raise UserError(f"the {split_name} files in {folder} hold no documents: replace them")
-    return DataSet(name or str(folder.resolve()), folder, *shards)
+    return DataSet(name or str(folder.resolve()), folder, shards[0], shards[1], manifest)
 
 
 def resolve_data(name_or_path: str | None, base: Path) -> tuple[DataSet, str | None]:
@@ -115,6 +141,32 @@ def resolve_data(name_or_path: str | None, base: Path) -> tuple[DataSet, str | N
     raise UserError(f"there is no data in {base}: make a set with nanochat dataset, or name a folder with --data")
 
 
+def open_shard(path: Path, column: str = COLUMN) -> Shard:
+    """Look into one parquet file, whose ``column`` must hold strings.
+
+    Raises:
+        UserError: when it cannot be read, or has no such column.
+    """
+    if not path.stat().st_size:
+        raise UserError(f"{path} is empty: fetch it again")
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path} is not a readable parquet file ({error}): fetch it again") from None
+    index = schema.get_field_index(column)
+    if index < 0:
+        raise UserError(
+            f"{path} has no column {column!r} (it has {', '.join(schema.names)}): rename the one with the text"
+        )
+    kind = schema.field(index).type
+    if pyarrow.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        raise UserError(f"column {column!r} of {path} holds {kind}, not strings: write its text as strings")
+    return Shard(path, tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)))
+
+
 def read_texts(shard: Shard, row_group: int) -> list[str]:
     """The documents of one row group; a missing value is an empty one.
 
@@ -136,89 +188,6 @@ def iterate_texts(data_set: DataSet, split: Split) -> Iterator[str]:
     for shard in data_set.shards(split):
         for row_group in range(len(shard.row_groups)):
             yield from read_texts(shard, row_group)
-
-
-def count_tokens(data_set: DataSet, split: Split, tokenizer: Tokenizer, at_most: int) -> int:
-    """Tokens of a split, a bos per document included; counting stops at ``at_most``, which it then gives."""
-    tokens = 0
-    for shard in data_set.shards(split):
-        for row_group in range(len(shard.row_groups)):
-            texts = read_texts(shard, row_group)
-            for first in range(0, len(texts), COUNT_DOCUMENTS):
-                encoded = tokenizer.encode_batch(texts[first : first + COUNT_DOCUMENTS])
-                tokens += sum(1 + len(ids) for ids in encoded)
-                if tokens >= at_most:
-                    return at_most
-    return tokens
-
-
-def write_shards(
-    folder: Path,
-    train_docs: Iterable[str],
-    val_docs: Iterable[str],
-    *,
-    name: str,
-    source: str,
-    rows_per_group: int = 128,
-    documents_per_shard: int = 65_536,
-) -> Manifest:
-    """Write documents as a data set with a manifest; the folder appears whole or not at all.
-
-    Args:
-        name: of the data set.
-        source: where the text comes from, in words.
-        rows_per_group: documents of a row group; streams share a file by row groups, so small ones serve many streams.
-        documents_per_shard: documents of a file.
-
-    Raises:
-        UserError: when one of the splits is empty, another data set lies in ``folder``, or the disk refuses.
-    """
-    _check_replaceable(folder, source)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        atomic.remove_leftovers(folder.parent)
-        with atomic.new_folder(folder) as temporary:
-            entries: list[ShardEntry] = []
-            splits: tuple[tuple[Split, Iterable[str]], ...] = (("train", train_docs), ("val", val_docs))
-            for split, documents in splits:
-                waiting = iter(documents)
-                before = len(entries)
-                while batch := list(itertools.islice(waiting, documents_per_shard)):
-                    path = temporary / f"shard_{len(entries):05d}.parquet"
-                    entries.append(_write_shard(path, split, batch, rows_per_group))
-                if len(entries) == before:
-                    raise UserError(f"data set {name} would have no {split} documents: give it more text")
-            manifest = Manifest(name, source, tuple(entries))
-            manifest.write(temporary)
-    except OSError as error:
-        raise UserError(
-            f"the data set cannot be written to {folder} ({error.strerror}): free some space, or check that the folder"
-            " can be written"
-        ) from error
-    return manifest
-
-
-def _check_replaceable(folder: Path, source: str) -> None:
-    """Only a data set of the same source is replaced."""
-    if not folder.exists():
-        return
-    present = read_manifest(folder) if folder.is_dir() else None
-    if present is None or present.source != source:
-        raise UserError(f"{folder} is there already and holds something else: choose another --name, or move it away")
-
-
-def _write_shard(path: Path, split: Split, documents: list[str], rows_per_group: int) -> ShardEntry:
-    table = pyarrow.table({COLUMN: pyarrow.array(documents, pyarrow.string())})
-    pyarrow.parquet.write_table(table, path, row_group_size=rows_per_group)
-    return ShardEntry(
-        name=path.name,
-        split=split,
-        documents=len(documents),
-        row_groups=-(-len(documents) // rows_per_group),
-        text_bytes=sum(len(text.encode()) for text in documents),
-        file_bytes=path.stat().st_size,
-        sha256=file_sha256(path),
-    )
 
 
 def _named(name_or_path: str, base: Path) -> DataSet:
@@ -252,24 +221,3 @@ def _paths_of(manifest: Manifest, folder: Path, present: list[Path]) -> tuple[li
             raise UserError(f"{path} is missing or not {entry.file_bytes:,} bytes long: make the data set again")
     train, val = ([folder / e.name for e in manifest.shards if e.split == split] for split in ("train", "val"))
     return train, val
-
-
-def _open_shard(path: Path) -> Shard:
-    if not path.stat().st_size:
-        raise UserError(f"{path} is empty: fetch it again")
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            schema, metadata = file.schema_arrow, file.metadata
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"{path} is not a readable parquet file ({error}): fetch it again") from None
-    index = schema.get_field_index(COLUMN)
-    if index < 0:
-        raise UserError(
-            f"{path} has no column {COLUMN!r} (it has {', '.join(schema.names)}): rename the one with the text"
-        )
-    kind = schema.field(index).type
-    if pyarrow.types.is_dictionary(kind):
-        kind = kind.value_type
-    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        raise UserError(f"column {COLUMN!r} of {path} holds {kind}, not strings: write its text as strings")
-    return Shard(path, tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)))

@@ -42,15 +42,22 @@ class Device(Protocol):
 Prober = Callable[[], "Device | str"]
 
 
-def compute_dtype(device: Device) -> tuple[torch.dtype, str]:
-    """``NANOCHAT_DTYPE`` when set, else what the device prefers; with the reason.
+def compute_dtype(device: Device, chosen: str | None = None) -> tuple[torch.dtype, str]:
+    """The dtype of the activations, with the reason: ``NANOCHAT_DTYPE``, else ``chosen``, else what the device prefers.
 
     Raises:
-        UserError: when the variable names something else than a dtype we compute in.
+        UserError: for anything else than a dtype we compute in.
     """
-    chosen = os.environ.get("NANOCHAT_DTYPE")
-    if not chosen:
+    asked = os.environ.get("NANOCHAT_DTYPE")
+    name = asked or chosen
+    if not name:
         return device.preferred_dtype()
-    if chosen not in DTYPES:
-        raise UserError(f"NANOCHAT_DTYPE is {chosen!r}: set it to one of {', '.join(DTYPES)}, or leave it away")
-    return DTYPES[chosen], "NANOCHAT_DTYPE says so"
+    if name not in DTYPES:
+        where = "NANOCHAT_DTYPE" if asked else "the dtype"
+        raise UserError(f"{where} is {name!r}: set it to one of {', '.join(DTYPES)}, or leave it away")
+    return DTYPES[name], "NANOCHAT_DTYPE says so" if asked else "as chosen"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype as flags and records have it."""
+    return str(dtype).removeprefix("torch.")

@@ -147,14 +147,19 @@ def decode_pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
         yield rest
 
 
-def build_model(saved: Checkpoint, device: Device) -> GPT:
-    """The model of a checkpoint, on a device, in the dtype that device computes in."""
-    dtype, _ = compute_dtype(device)
+def build_model(saved: Checkpoint, device: Device, dtype: torch.dtype | None = None) -> GPT:
+    """The model of a checkpoint, on a device; in the dtype that device computes in, when none is given."""
     with torch.device("meta"):
         model = GPT(saved.model_config)
-    model.load_state_dict(saved.parameters, strict=True, assign=True)
+    try:
+        model.load_state_dict(saved.parameters, strict=True, assign=True)
+    except RuntimeError:
+        raise UserError(
+            f"the {saved.stage} checkpoint of step {saved.step} is damaged: its tensors are not those of the model that"
+            " its manifest describes; use another step, or import it again"
+        ) from None
     model.to(device.torch_device)
-    model.set_compute_dtype(dtype)
+    model.set_compute_dtype(dtype or compute_dtype(device)[0])
     return model
 
 

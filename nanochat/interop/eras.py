@@ -20,6 +20,10 @@ from nanochat.model.gpt import GPT
 
 WTE = "transformer.wte.weight"
 
+#: Longest text and pattern of windows that metadata are believed to tell of.
+MAX_SEQUENCE_LEN = 1 << 20
+MAX_PATTERN_LETTERS = 1 << 10
+
 #: Settings of a ``model_config`` in the family's metadata, and our names for them.
 _CONFIG_NAMES = {
     "sequence_len": "sequence_len",
@@ -107,8 +111,10 @@ def model_config(
             f"the metadata of {where} tell of {settings['num_layers']} layers of dim {settings['model_dim']}, but it"
             f" holds {layers} of dim {dim}: is it the file saved with this model?"
         )
+    _check_limits(settings, rows, where)
+    pattern = _window_pattern(meta_config, where)
     try:
-        plain = ModelConfig(**settings, window_pattern=meta_config.get("window_pattern") or "L")
+        plain = ModelConfig(**settings, window_pattern=pattern)
         era = tell(shapes, plain.sequence_len)
         changes: dict[str, Any] = {"vocab_multiple": 1 if rows == plain.vocab_size else 64}
         if era.softcap_unsure and logit_softcap is not None:
@@ -118,6 +124,36 @@ def model_config(
         raise UserError(f"the metadata of {where} describe no model: {error}") from None
     _check_shapes(config, shapes, where)
     return config, era
+
+
+def _check_limits(settings: Mapping[str, Any], rows: int, where: str) -> None:
+    """Refuse sizes that no shape of a tensor bounds, or that would be costly to compare with one."""
+    limits = {
+        "sequence_len": (MAX_SEQUENCE_LEN, "which is the longest known here"),
+        "vocab_size": (rows, "the rows of its embedding table"),
+        "num_heads": (settings["model_dim"], "its dim"),
+        "num_kv_heads": (settings["num_heads"], "its query heads"),
+    }
+    for name, (limit, why) in limits.items():
+        # What is no number at all is told by ModelConfig.
+        if isinstance(settings[name], int) and isinstance(limit, int) and settings[name] > limit:
+            raise UserError(
+                f"the metadata of {where} tell of a {name} of more than {limit}, {why}: is it the file saved with this"
+                " model?"
+            )
+
+
+def _window_pattern(meta_config: Mapping[str, Any], where: str) -> str:
+    """The pattern of the layers' windows; models of before there were any see everything."""
+    pattern = meta_config.get("window_pattern")
+    if pattern is None:
+        return "L"
+    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_LETTERS:
+        raise UserError(
+            f"the window_pattern in the metadata of {where} is no text of up to {MAX_PATTERN_LETTERS:,} letters:"
+            " is it the file saved with this model?"
+        )
+    return pattern
 
 
 def _check_shapes(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:

@@ -27,6 +27,9 @@ from nanochat.paths import Source, checkpoints_folder
 
 Report = Callable[[str], None]
 
+#: What a compiled model puts before the names of its parameters.
+COMPILED = "_orig_mod."
+
 
 @dataclass(frozen=True)
 class ImportedCheckpoint:
@@ -122,6 +125,8 @@ def import_folder(
             f"{source_folder} holds nothing of the family: give a folder with base_checkpoints, tokenizer and so on,"
             " or one with model_<step>.pt, meta_<step>.json, tokenizer.pkl and token_bytes.pt"
         )
+    if not models:
+        report(f"no model was found in {source_folder}: only what else it holds is imported")
     if models and tokenizer_folder is None:
         raise UserError(f"{source_folder} holds models but no tokenizer.pkl: put the one they were trained with there")
     tokenizer = tokenizer_files.plan_import(tokenizer_folder, base, report) if tokenizer_folder else None
@@ -151,6 +156,9 @@ def _read(
     report(f"{file.path}: {era.describe(config)}")
     if era.softcap_unsure and logit_softcap is None:
         report(f"{file.path}: its soft cap may also be 20 (2 – 8 March 2026): then import with --logit-softcap 20")
+    if not era.softcap_unsure and logit_softcap is not None:
+        cap = config.constants.logit_softcap
+        report(f"{file.path}: --logit-softcap {logit_softcap:g} is ignored, since models of its era have {cap:g}")
     if tokenizer.vocab_size != config.vocab_size:
         raise UserError(
             f"the tokenizer in {tokenizer.source} has {tokenizer.vocab_size} tokens but {file.path} was trained with"
@@ -183,6 +191,9 @@ def _plan(
     report: Report,
 ) -> _PlannedModel:
     model, era = _read(file, tokenizer, logit_softcap, report)
+    if broken := _not_finite(model.parameters):
+        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
+        report(f"{file.path} holds values that are not finite, in {', '.join(broken[:3])}{more}: imported all the same")
     tag = file.tag or f"d{model.model_config.num_layers}"
     folder = checkpoint.step_folder(checkpoints_folder(file.source, tag, base), file.step)
     written = _must_write(folder, model, overwrite, report)
@@ -211,7 +222,23 @@ def _read_parameters(path: Path) -> dict[str, Tensor]:
         for name, tensor in state.items()
     ):
         raise UserError(f"{path} holds other things than the parameters of a model: is it the family's model file?")
-    return {name.removeprefix("_orig_mod."): tensor for name, tensor in state.items()}
+    parameters = {name.removeprefix(COMPILED): tensor for name, tensor in state.items()}
+    if len(parameters) < len(state):
+        twice = next(name for name in parameters if name in state and COMPILED + name in state)
+        raise UserError(
+            f"{path} holds both {twice} and {COMPILED + twice}, and which is meant cannot be told: save the model again"
+        )
+    return parameters
+
+
+def _not_finite(parameters: Mapping[str, Tensor]) -> list[str]:
+    """Names of the parameters that hold a NaN or an infinity."""
+    # The extremes tell (a NaN is both), and need no second copy of a large tensor.
+    return [
+        name
+        for name, tensor in parameters.items()
+        if tensor.numel() and not all(extreme.isfinite() for extreme in torch.aminmax(tensor))
+    ]
 
 
 def _must_write(folder: Path, new: Checkpoint, overwrite: bool, report: Report) -> bool:

@@ -19,6 +19,7 @@ STAGE_FOLDERS: dict[str, Source] = {
 }
 
 _MODEL_FILE = re.compile(r"model_(\d+)\.pt")
+_META_FILE = re.compile(r"meta_(\d+)\.json")
 _TAG = re.compile(r"[^/\\.][^/\\]*")
 
 
@@ -58,7 +59,11 @@ def find_models(folder: Path, stage: Source | None, tag: str | None) -> Iterator
 
 
 def _models_of(folder: Path, source: Source, tag: str | None) -> Iterator[ModelFile]:
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _MODEL_FILE.fullmatch(path.name))]
+    names = {path.name for path in folder.iterdir()}
+    for name in sorted(names):
+        if (match := _META_FILE.fullmatch(name)) and (model := f"model_{match[1]}.pt") not in names:
+            raise UserError(f"{folder / name} has no {model} beside it: copy that one too, or move this one away")
+    found = [(int(match[1]), folder / name) for name in names if (match := _MODEL_FILE.fullmatch(name))]
     for step, path in sorted(found):
         yield ModelFile(path, step, source, tag)
 

@@ -19,6 +19,12 @@ from nanochat.errors import UserError
 #: Largest pickle that is read, in bytes; real ones stay under 10 MB (tensors lie outside of them).
 MAX_PICKLE_BYTES = 32 << 20
 
+#: Most instructions that are followed, a second's work; a tokenizer of 200,000 tokens has 600,000 of them.
+MAX_INSTRUCTIONS = 1_000_000
+
+#: Tuples in tuples are followed this deep; real files nest three.
+MAX_DEPTH = 32
+
 #: What may be built, by the name of its global.
 Builders = Mapping[str, Callable[..., Any]]
 
@@ -44,9 +50,12 @@ def read_encoding(path: Path) -> EncodingData:
     except OSError as error:
         raise unreadable(path, error) from None
     found = interpret(data, path, {"tiktoken.core.Encoding": _Encoding})
-    if not isinstance(found, _Encoding) or found.data is None:
+    if not isinstance(found, _Encoding) or found.state is None:
         raise UserError(f"{path} does not hold a tiktoken encoding: is it the family's tokenizer.pkl?")
-    return found.data
+    try:
+        return found.data()
+    except Refused as error:
+        raise _refusal(path, error) from None
 
 
 class Refused(Exception):
@@ -64,16 +73,18 @@ class _Encoding:
     """Stands in for ``tiktoken.core.Encoding``: made empty, then given its state."""
 
     def __init__(self) -> None:
-        self.data: EncodingData | None = None
+        self.state: Any = None
 
-    def set_state(self, state: Any) -> None:
+    def data(self) -> EncodingData:
+        """Its state, checked: once, at the end, so that a file cannot ask for it again and again."""
+        state = self.state
         names = {"name": str, "pat_str": str, "mergeable_ranks": dict, "special_tokens": dict}
         if not isinstance(state, dict) or {name: type(value) for name, value in state.items()} != names:
             raise Refused("its encoding does not hold exactly name, pattern, ranks and special tokens")
         ranks, specials = state["mergeable_ranks"], state["special_tokens"]
         if not (_all_of(ranks, bytes) and _all_of(specials, str)):
             raise Refused("its encoding maps other things than tokens to ids")
-        self.data = EncodingData(state["pat_str"], ranks, specials)
+        return EncodingData(state["pat_str"], ranks, specials)
 
 
 def _all_of(ids: dict[Any, Any], key_type: type) -> bool:
@@ -92,16 +103,22 @@ def interpret(
     try:
         if len(data) > MAX_PICKLE_BYTES:
             raise Refused(f"its pickle is larger than {MAX_PICKLE_BYTES >> 20} MiB")
-        for opcode, argument, _ in pickletools.genops(data):
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(data), start=1):
             if opcode.name == "STOP":
                 return machine.pop()
+            if count > MAX_INSTRUCTIONS:
+                raise Refused(f"its pickle has more than {MAX_INSTRUCTIONS:,} instructions")
             machine.step(opcode.name, argument)
         raise Refused("its pickle ends early")
     except Refused as error:
-        raise UserError(f"{path} is refused: {error}; get the file from a source you trust") from None
+        raise _refusal(path, error) from None
     except (ValueError, TypeError, IndexError, KeyError, OverflowError, RuntimeError, struct.error) as error:
         what = str(error).partition("\n")[0][:100]
         raise UserError(f"{path} holds no sound pickle ({type(error).__name__}: {what}): copy it again") from None
+
+
+def _refusal(path: Path, reason: Refused) -> UserError:
+    return UserError(f"{path} is refused: {reason}; get the file from a source you trust")
 
 
 class _Mark:
@@ -121,6 +138,8 @@ class _Machine:
         self.load_storage = load_storage
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        #: How deep a tuple nests others, by its identity; one that is gone leaves its number to the next.
+        self.depths: dict[int, int] = {}
 
     def step(self, name: str, argument: Any) -> None:
         """Carry out one instruction, by its name in :mod:`pickletools`."""
@@ -139,9 +158,9 @@ class _Machine:
             case "EMPTY_DICT" | "EMPTY_LIST" | "EMPTY_TUPLE":
                 push({"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}[name]())
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                push(tuple([self.pop() for _ in range(int(name[-1]))][::-1]))
+                push(self.tuple_of([self.pop() for _ in range(int(name[-1]))][::-1]))
             case "TUPLE":
-                push(tuple(self.pop_to_mark()))
+                push(self.tuple_of(self.pop_to_mark()))
             case "APPEND" | "APPENDS":
                 items = self.pop_to_mark() if name == "APPENDS" else [self.pop()]
                 self.top(list).extend(items)
@@ -184,6 +203,14 @@ class _Machine:
             items.append(value)
         return items[::-1]
 
+    def tuple_of(self, items: list[Any]) -> tuple[Any, ...]:
+        made = tuple(items)
+        depth = 1 + max((self.depths.get(id(item), 0) for item in items if type(item) is tuple), default=0)
+        if depth > MAX_DEPTH:
+            raise Refused(f"it nests tuples more than {MAX_DEPTH} deep")
+        self.depths[id(made)] = depth
+        return made
+
     def top(self, kind: type) -> Any:
         """The topmost value, which must be of this very type (``object``: of any)."""
         value = self.stack[-1]
@@ -213,8 +240,8 @@ class _Machine:
 
     def set_state(self, state: Any) -> None:
         target = self.stack[-1]
-        if isinstance(target, _Encoding) and target.data is None:
-            target.set_state(state)
+        if isinstance(target, _Encoding) and target.state is None:
+            target.state = state
         # A state_dict carries the versions of its modules as an attribute; nobody needs them.
         elif not (type(target) is dict and type(state) is dict and set(state) == {"_metadata"}):
             raise Refused(f"it sets attributes of a {type(target).__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ IntArray = npt.NDArray[np.int64]
 
 PICKLE_NAME = "tokenizer.pkl"
 BYTES_NAME = "token_bytes.pt"
+
+#: A bit of everything that a split pattern has to deal with.
+_SAMPLE = "Hello, wörld! It's 12345 ¼ → 你好 🦊\r\n\n  \tdon't(x_y)=0;   "
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +79,33 @@ def _read(source: Path, report: Callable[[str], None]) -> Tokenizer:
         raise UserError(f"{path} lacks the token of a byte or of an id: is it the family's tokenizer.pkl?")
     byte_lengths = _read_byte_lengths(source / BYTES_NAME, len(ids), report)
     try:
-        return Tokenizer(data.pattern, data.mergeable_ranks, data.special_tokens, byte_lengths)
-    except ValueError as error:
+        tokenizer = Tokenizer(data.pattern, data.mergeable_ranks, data.special_tokens, byte_lengths)
+    except (UserError, ValueError) as error:
         raise UserError(f"{path} holds a tokenizer that cannot be used ({error}): copy it again") from None
+    if not _works(tokenizer):
+        raise UserError(
+            f"{path} holds a tokenizer that cannot be used (its split pattern {data.pattern[:60]!r} loses text):"
+            " copy it again"
+        )
+    return tokenizer
+
+
+def _works(tokenizer: Tokenizer) -> bool:
+    """Whether a sample survives it; tiktoken takes some patterns that it fails with only when they are used."""
+    if not tokenizer.pattern:  # known to fail, and loudly: tiktoken prints where it gave up
+        return False
+    try:
+        return tokenizer.decode(tokenizer.encode(_SAMPLE)) == _SAMPLE
+    except BaseException as error:
+        # What Rust code raises when it gives up has no public name and is no Exception.
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        return False
 
 
 def _read_byte_lengths(path: Path, vocab_size: int, report: Callable[[str], None]) -> IntArray | None:
-    """The byte length of each token id; None when the file is missing."""
-    if not path.is_file():
+    """The byte length of each token id; None when there is no such file (a broken link counts as one)."""
+    if not os.path.lexists(path):
         report(f"{path} is missing: bits per byte use the true length of each token")
         return None
     lengths = read_torch(path)

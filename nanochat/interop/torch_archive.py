@@ -18,6 +18,9 @@ from torch import Tensor
 from nanochat.errors import UserError
 from nanochat.interop.pickles import MAX_PICKLE_BYTES, Builders, Global, Refused, interpret, unreadable
 
+#: Tensors of the family have up to three axes.
+MAX_AXES = 8
+
 _STORAGE_DTYPES = {
     "torch.DoubleStorage": torch.float64,
     "torch.FloatStorage": torch.float32,
@@ -70,7 +73,9 @@ def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int,
     """A view of a storage; nothing outside the storage is reachable, and nothing in it is multiplied."""
     if not isinstance(storage, _Storage) or type(size) is not tuple or type(stride) is not tuple:
         raise Refused("it builds a tensor from something else than a storage")
-    if any(type(number) is not int or number < 0 for number in (offset, *size, *stride)) or len(size) != len(stride):
+    if not len(size) == len(stride) <= MAX_AXES or any(
+        type(number) is not int or number < 0 for number in (offset, *size, *stride)
+    ):
         raise Refused("it builds a tensor of an impossible shape")
     count, room = math.prod(size), storage.flat.numel()
     last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))

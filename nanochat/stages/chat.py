@@ -57,7 +57,7 @@ def dialogue(session: Session, sampling: Sampling) -> None:
     while True:
         try:
             text = input("\nyou   ").strip()
-        except (EOFError, KeyboardInterrupt):
+        except (EOFError, KeyboardInterrupt, RuntimeError):  # the last: there is no stdin at all
             print()
             return
         if text == "/quit":

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from nanochat.paths import Source
+from nanochat.errors import UserError
+from nanochat.paths import Source, check_name
 from nanochat.plan import PlanInputs
 
 CompileMode = Literal["auto", "on", "off"]
@@ -20,6 +21,33 @@ CompileMode = Literal["auto", "on", "off"]
 def alias(*names: str) -> object:
     """Short names of a flag, such as ``-p``."""
     return tyro.conf.arg(aliases=list(names))
+
+
+#: Of a rate, a factor, a number of minutes.
+LARGEST_NUMBER = 1e6
+
+
+def named(config: object) -> None:
+    """Raise :class:`UserError` for a model tag (None aside) that cannot name a folder."""
+    tag = getattr(config, "model_tag", None)
+    if tag is not None:
+        check_name(tag, "--model-tag")
+
+
+def at_least(smallest: int, config: object, *names: str) -> None:
+    """Raise :class:`UserError` for a whole number (None aside) that is too small, or too large for any use."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not smallest <= value < 2**63:
+            raise UserError(f"--{name.replace('_', '-')} is {value}: it must be at least {smallest}")
+
+
+def not_negative(config: object, *names: str) -> None:
+    """Raise :class:`UserError` for a number (None aside) that is negative, not finite or beyond any use."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0 <= value <= LARGEST_NUMBER:
+            raise UserError(f"--{name.replace('_', '-')} is {value}: it must be between 0 and {LARGEST_NUMBER:,.0f}")
 
 
 @dataclass(frozen=True)
@@ -61,6 +89,9 @@ class BatchSizes:
     total_batch_size: int | None = None
     """Tokens per optimizer step; planned from the horizon when not given."""
 
+    def __post_init__(self) -> None:
+        at_least(1, self, "device_batch_size")
+
 
 @dataclass(frozen=True)
 class PretrainRates:
@@ -83,6 +114,9 @@ class PretrainRates:
     final_lr_frac: float = 0.05
     """Where the rates end, as a share of their full value."""
 
+    def __post_init__(self) -> None:
+        not_negative(self, "embedding_lr", "unembedding_lr", "matrix_lr", "scalar_lr", "weight_decay")
+
 
 @dataclass(frozen=True)
 class Occasions:
@@ -94,8 +128,6 @@ class Occasions:
     """Validation tokens at most; one pass over the validation text when that is shorter."""
     sample_every: int = 2000
     """Steps between samples of text."""
-    save_every: int | None = None
-    """Steps between checkpoints; only at the end when not given."""
     sample_prompts: tuple[str, ...] = (
         "The capital of France is",
         "The chemical symbol of gold is",
@@ -107,17 +139,62 @@ class Occasions:
 
 
 @dataclass(frozen=True)
+class Saving:
+    """Which saves are made and kept besides the last."""
+
+    save_every: int | None = None
+    """Steps between checkpoints; only at the end when not given."""
+    keep_last: int | None = None
+    """Regular checkpoints to keep; all when not given."""
+    recovery_minutes: float = 15.0
+    """Most minutes between saves; the last such recovery save is kept. 0 switches off."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "keep_last")
+        not_negative(self, "recovery_minutes")
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """Going on with a run, exactly."""
+
+    resume: str | None = None
+    """Go on: alone from the newest checkpoint, with a number from that step, with auto from the newest or anew."""
+    allow_changes: bool = False
+    """Go on although text, tokenizer or settings differ; the change is marked, figures do not compare."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Going on with a run, exactly, or beginning a new one from the weights of another."""
+
+    resume: str | None = None
+    """Go on: alone from the newest checkpoint, with a number from that step, with auto from the newest or anew."""
+    allow_changes: bool = False
+    """Go on although text, tokenizer or settings differ; the change is marked, figures do not compare."""
+    start_from: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    """Begin a new run from this one: a model tag (newest step) or TAG@STEP."""
+    keep_moments: bool = False
+    """With --from: carry the optimizer's moments over too."""
+
+
+@dataclass(frozen=True)
 class TextSource:
     """Text and tokenizer."""
 
-    data: str | None = None
-    """Name or folder of a data set; what lies in the base folder when not given."""
+    data: tuple[str, ...] | None = None
+    """Names or folders of data sets, each with its share as NAME:0.8; what lies in the base folder when not given."""
+    packing: Literal["bestfit", "keep"] | None = None
+    """bestfit crops what does not fit a row, keep goes on with it in a later one; chosen by the text when not given."""
     tokenizer: str | None = None
     """Name or folder of a tokenizer; the base folder's own when not given."""
     buffer_size: int = 1000
     """Documents waiting to be packed."""
     tokenizer_batch_size: int = 128
     """Documents fetched at a time, never across a row group."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "buffer_size", "tokenizer_batch_size")
 
 
 @dataclass(frozen=True)
@@ -128,6 +205,8 @@ class Machine:
     """cpu, cuda or mps; the best there is when not given."""
     compile: CompileMode = "auto"
     """Compile the model: auto falls back to uncompiled, on fails instead, off never tries."""
+    dtype: str | None = None
+    """float32, bfloat16 or float16; NANOCHAT_DTYPE, else what the device computes well, when not given."""
 
 
 @dataclass(frozen=True)
@@ -141,12 +220,18 @@ class PretrainConfig:
     occasions: Occasions = field(default_factory=Occasions)
     text: TextSource = field(default_factory=TextSource)
     machine: Machine = field(default_factory=Machine)
+    saving: Saving = field(default_factory=Saving)
+    continuation: Continuation = field(default_factory=Continuation)
     model_tag: str | None = None
     """Name of the run; d<depth> when not given."""
     seed: int = 42
     """Seed of the initial weights."""
     json: bool = False
     """Print the result as JSON."""
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "seed")
+        named(self)
 
 
 @dataclass(frozen=True)
@@ -168,6 +253,9 @@ class SftRates:
     final_lr_frac: float = 0.0
     """Where the rates end, as a share of their full value."""
 
+    def __post_init__(self) -> None:
+        not_negative(self, "embedding_lr", "unembedding_lr", "matrix_lr", "init_lr_frac")
+
 
 @dataclass(frozen=True)
 class SftOccasions:
@@ -179,24 +267,38 @@ class SftOccasions:
     """Validation tokens at most; one pass over the held-out conversations when those are fewer."""
     sample_every: int = 0
     """Steps between sample answers, besides the last step."""
-    save_every: int | None = None
-    """Steps between checkpoints; only at the end when not given."""
     sample_prompts: tuple[str, ...] = ("Hello!", "Who are you?", "What can you do?")
     """User messages that samples answer (greedy, 64 tokens at most)."""
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What a chat model learns from."""
+
+    conversations: tuple[str, ...] = ("chitchat", "identity")
+    """chitchat, identity, or JSON-lines files of conversations."""
+    name: str = "nanochat"
+    """Who the model says it is."""
+    max_seq_len: int | None = None
+    """Tokens in a row; the base run's when not given."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "max_seq_len")
+        if not self.name.strip():
+            raise UserError("--name is empty: say who the model is")
 
 
 @dataclass(frozen=True)
 class SftConfig:
     """Teach a base model to chat (supervised fine-tuning)."""
 
+    lessons: Lessons = field(default_factory=Lessons)
     rates: SftRates = field(default_factory=SftRates)
     batch: BatchSizes = field(default_factory=BatchSizes)
     occasions: SftOccasions = field(default_factory=SftOccasions)
     machine: Machine = field(default_factory=Machine)
-    conversations: tuple[str, ...] = ("chitchat", "identity")
-    """What to learn from: chitchat, identity, or JSON-lines files of conversations."""
-    name: str = "nanochat"
-    """Who the model says it is."""
+    saving: Saving = field(default_factory=Saving)
+    continuation: Resumption = field(default_factory=Resumption)
     model_tag: str | None = None
     """Run to start from, and name of the result."""
     model_step: int | None = None
@@ -205,10 +307,13 @@ class SftConfig:
     """Carry the optimizer's moments over (1) or start them fresh (0)."""
     num_iterations: int | None = None
     """Optimizer steps; one pass over the conversations when not given."""
-    max_seq_len: int | None = None
-    """Tokens in a row; the base run's when not given."""
     json: bool = False
     """Print the result as JSON."""
+
+    def __post_init__(self) -> None:
+        if self.load_optimizer not in (0, 1):
+            raise UserError(f"--load-optimizer is {self.load_optimizer}: it must be 0 or 1")
+        named(self)
 
 
 @dataclass(frozen=True)
@@ -230,18 +335,6 @@ class ImportConfig:
 
 
 @dataclass(frozen=True)
-class DatasetConfig:
-    """Make a data set of text: shards and a manifest with a validation split."""
-
-    source: tyro.conf.Positional[Literal["chitchat"]]
-    """chitchat: 4,017 short conversations of the package chitchat-dataset."""
-    name: str | None = None
-    """Name of the data set; the source's when not given."""
-    json: bool = False
-    """Print the result as JSON."""
-
-
-@dataclass(frozen=True)
 class TokenizerConfig:
     """Train a tokenizer on a data set's training text."""
 
@@ -258,6 +351,32 @@ class TokenizerConfig:
     json: bool = False
     """Print the result as JSON."""
 
+    def __post_init__(self) -> None:
+        at_least(1, self, "max_chars", "doc_cap")
+        if self.vocab_size > 2**27:
+            raise UserError(f"--vocab-size is {self.vocab_size}: it must be at most {2**27:,}")
+
+
+@dataclass(frozen=True)
+class ValidationText:
+    """What is measured."""
+
+    data: tuple[str, ...] | None = None
+    """Data sets, or a file of text (.txt, .jsonl, .parquet); the run's own validation text when not given."""
+    tokenizer: str | None = None
+    """Name or folder of the tokenizer; the one the run was trained with when not given."""
+    eval_tokens: int = 20 * 524_288
+    """Tokens to measure at most; one pass over the text when that is shorter."""
+    max_seq_len: int | None = None
+    """Tokens in a row; the model's own when not given."""
+    buffer_size: int = 1000
+    """Documents waiting to be packed."""
+    tokenizer_batch_size: int = 128
+    """Documents fetched at a time, never across a row group."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "eval_tokens", "max_seq_len", "buffer_size", "tokenizer_batch_size")
+
 
 @dataclass(frozen=True)
 class EvaluateConfig:
@@ -269,19 +388,19 @@ class EvaluateConfig:
     """Which checkpoints: base, sft or rl."""
     model_tag: Annotated[str | None, alias("-g")] = None
     """Run to measure; the deepest, else the newest, when not given."""
-    step: Annotated[int | None, alias("-s")] = None
-    """Saved step; the newest when not given."""
-    eval_tokens: int = 20 * 524_288
-    """Validation tokens at most; one pass over the validation text when that is shorter."""
+    step: Annotated[str | None, alias("-s")] = None
+    """Saved step, or all for a curve over every saved step; the newest when not given."""
     device_batch_size: int | None = None
     """Rows per forward pass; the run's own when not given."""
-    max_seq_len: int | None = None
-    """Tokens in a row; the model's own when not given."""
-    text: TextSource = field(default_factory=TextSource)
+    text: ValidationText = field(default_factory=ValidationText)
     device: str | None = None
     """cpu, cuda or mps; the best there is when not given."""
     json: bool = False
     """Print the result as JSON."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "device_batch_size")
+        named(self)
 
 
 @dataclass(frozen=True)
@@ -318,6 +437,9 @@ class GenerateConfig:
     json: bool = False
     """Print the result as JSON."""
 
+    def __post_init__(self) -> None:
+        named(self)
+
 
 @dataclass(frozen=True)
 class ChatConfig:
@@ -338,6 +460,9 @@ class ChatConfig:
     """cpu, cuda or mps; the best there is when not given."""
     json: bool = False
     """Print the answers as JSON."""
+
+    def __post_init__(self) -> None:
+        named(self)
 
 
 @dataclass(frozen=True)
@@ -364,6 +489,8 @@ class RunConfig:
     """Name of a file in runs/, or the path of one."""
     again: bool = False
     """Do every stage again, also those already done."""
+    detach: bool = False
+    """Run in the background and return at once; nanochat attach follows it."""
 
 
 def plan_inputs(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,14 +17,15 @@ from nanochat import config as configs
 from nanochat.checkpoint import Checkpoint
 from nanochat.context import Context, Result
 from nanochat.data.conversation import render_for_completion
-from nanochat.data.mixture import Conversation, load_mixture
+from nanochat.data.mixture import Conversation, fingerprint, load_mixture
 from nanochat.data.sft import SftLoader
 from nanochat.errors import UserError
 from nanochat.evaluation.bits_per_byte import bits_per_byte
 from nanochat.hardware import detect
-from nanochat.hardware.device import Device, compute_dtype
+from nanochat.hardware.device import Device, compute_dtype, dtype_name
 from nanochat.inference.generate import generate
 from nanochat.inference.session import build_model, setting_of, tokenizer_of
+from nanochat.model.cost import flops_per_token, parameter_counts
 from nanochat.model.gpt import GPT
 from nanochat.optim.groups import Rates, parameter_groups
 from nanochat.optim.optimizer import Optimizer
@@ -31,10 +33,14 @@ from nanochat.optim.schedule import SftSchedule
 from nanochat.plan import gradient_accumulation
 from nanochat.stages.configs import SftConfig
 from nanochat.tokenizer.bpe import Tokenizer
-from nanochat.train.loop import Hook, LoopState, train
+from nanochat.train import resume
+from nanochat.train.interrupt import Interruption
+from nanochat.train.loop import Hook
 from nanochat.train.run import TrainingRun, begin, rows_per_batch
+from nanochat.train.saving import Saver
+from nanochat.train.session import Outcome, run_to_the_end
 from nanochat.train.step import MicroBatch, StepRates, Trainer
-from nanochat.train.watch import sample_hook, save_hook, validate_hook
+from nanochat.train.watch import guarded, health_hook, sample_hook, validate_hook
 
 #: Rates of a base run that does not record its own.
 FALLBACK_RATES = {"embedding_lr": 0.3, "unembedding_lr": 0.004, "matrix_lr": 0.02}
@@ -68,28 +74,64 @@ class SftSource:
     def next_step(self) -> Sequence[MicroBatch]:
         return list(islice(self.loader, self.accumulation))
 
+    def where(self) -> str:
+        return f"{self.loader.progress:.2%} of the conversations"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The base checkpoint a chat model is taught from, or the chat checkpoint that is gone on with."""
+
+    saved: Checkpoint
+    folder: Path
+    resumed: bool
+
+    @property
+    def resumed_step(self) -> int | None:
+        return self.saved.step if self.resumed else None
+
+    @property
+    def parent(self) -> Mapping[str, Any]:
+        if self.resumed and self.saved.parent is not None:
+            return self.saved.parent
+        return {"source": self.saved.stage, "tag": self.folder.parent.name, "step": self.saved.step}
+
 
 def run(config: SftConfig, context: Context) -> Result:
-    """Fine-tune a base model on conversations and save it.
+    """Fine-tune a base model on conversations and save it, or go on with doing so.
 
     Raises:
-        UserError: for settings, conversations or checkpoints that cannot be; before anything is written.
+        UserError: for settings, conversations or checkpoints that cannot be, before anything is written;
+            or when training diverges.
     """
+    config, origin, changes = _find_origin(config, context)
     device = detect(config.machine.device)
-    dtype, _ = compute_dtype(device)
-    parent = checkpoint.find("base", config.model_tag, config.model_step, context.base, context.terminal.say)
-    saved = checkpoint.load(parent, optimizer=bool(config.load_optimizer))
-    tokenizer = tokenizer_of(saved, parent, context.base)
-    config = _resolve(config, saved, parent, device)
-    rows, length = config.batch.device_batch_size or 1, config.max_seq_len or 1
+    dtype, _ = compute_dtype(device, config.machine.dtype)
+    tokenizer = tokenizer_of(origin.saved, origin.folder, context.base)
+    if not origin.resumed:
+        config = _resolve(config, origin, device, dtype)
+    rows, length = config.batch.device_batch_size or 1, config.lessons.max_seq_len or 1
     accumulation = gradient_accumulation(config.batch.total_batch_size or 1, rows, length, 1)
-    train_set, held_out = load_mixture(config.conversations, config.name)
-    loader = SftLoader(train_set, tokenizer, rows, length)
-    model = build_model(saved, device)
+    train_set, held_out = load_mixture(config.lessons.conversations, config.lessons.name)
+    data = {
+        "name": " + ".join(config.lessons.conversations),
+        "fingerprint": fingerprint(train_set),
+        "documents": len(train_set),
+    }
+    before = origin.saved.data or {}
+    same_data = not origin.resumed or before.get("fingerprint") == data["fingerprint"]
+    if not same_data:
+        changes["conversations"] = f"{before.get('name')} → {data['name']}, or their content"
+        if not config.continuation.allow_changes:
+            resume.refuse(changes, origin.folder)
+    schedule = SftSchedule(config.rates.warmup_ratio, config.rates.warmdown_ratio, config.rates.final_lr_frac)
+    state = origin.saved.loader if origin.resumed and same_data else None
+    loader = SftLoader(train_set, tokenizer, rows, length, state=state)
+    model = build_model(origin.saved, device, dtype)
     optimizer = _optimizer(config, model, dtype)
-    if saved.optimizer is not None:
-        optimizer.load_state_tensors(saved.optimizer, saved.optimizer_step_count)
-    assert saved.tokenizer is not None
+    if origin.saved.optimizer is not None:
+        optimizer.load_state_tensors(origin.saved.optimizer, origin.saved.optimizer_step_count)
+    assert origin.saved.tokenizer is not None
     training = begin(
         "sft",
         config.model_tag or "",
@@ -98,43 +140,98 @@ def run(config: SftConfig, context: Context) -> Result:
         model=model,
         optimizer=optimizer,
         tokenizer=tokenizer,
-        tokenizer_folder=context.base / saved.tokenizer.path,
+        tokenizer_folder=context.base / origin.saved.tokenizer.path,
         config=configs.to_dict(config),
-        facts={"parent": str(parent), "device": device.name, "dtype": str(dtype).removeprefix("torch.")},
+        data=data,
+        parent=origin.parent,
+        resumed_step=origin.resumed_step,
+        run_id=origin.saved.run_id if origin.resumed else None,
+        facts={
+            "num_iterations": config.num_iterations,
+            "model": {
+                "n_layer": model.config.num_layers,
+                "n_head": model.config.num_heads,
+                "n_kv_head": model.config.num_kv_heads,
+                "n_embd": model.config.model_dim,
+            },
+            "num_parameters": parameter_counts(model.config).total,
+            "flops_per_token": flops_per_token(model.config),
+            "peak_flops": None,
+            "device": device.name,
+            "dtype": dtype_name(dtype),
+            "compile": config.machine.compile,
+            "packing": "whole conversations",
+            "changes": changes,
+        },
     )
-    _announce(training, loader, train_set, held_out, rows * length * accumulation, saved)
+    _announce(training, loader, train_set, held_out, rows * length * accumulation, origin)
     trainer = Trainer(
         model,
         optimizer,
         device.torch_device,
         compile_mode=config.machine.compile,
         obstacle=device.compile_obstacle(),
+        compile_cache=context.base / "compile_cache",
         say=training.log.say,
     )
-    schedule = SftSchedule(config.rates.warmup_ratio, config.rates.warmdown_ratio, config.rates.final_lr_frac)
-    source = SftSource(loader, accumulation, schedule, config.num_iterations)
-    hooks = _hooks(config, training, trainer, loader, held_out, tokenizer)
+    interruption = Interruption(training.log.say)
+    saver = Saver(
+        training,
+        loader.state,
+        config.saving.save_every,
+        config.saving.keep_last,
+        config.saving.recovery_minutes * 60 or None,
+        saved_step=origin.resumed_step,
+    )
     total = config.num_iterations or len(train_set)
-    with context.terminal.progress("sft", total) as progress:
-        state = train(
-            trainer,
-            source,
-            state=LoopState(),
-            hooks=hooks,
-            report=training.log.step_reporter(
-                progress,
-                config.num_iterations,
-                done=lambda step: step if config.num_iterations else min(total, round(loader.progress * total)),
-            ),
-            synchronize=device.synchronize,
-        )
-    return _result(training, state)
+    outcome = run_to_the_end(
+        training,
+        trainer,
+        SftSource(loader, accumulation, schedule, config.num_iterations),
+        saver,
+        _hooks(config, training, trainer, held_out, tokenizer, interruption),
+        interruption,
+        device=device,
+        terminal=context.terminal,
+        saved=origin.saved if origin.resumed else None,
+        num_steps=config.num_iterations,
+        data=dict,
+        progress_total=total,
+        progress_done=lambda step: step if config.num_iterations else min(total, round(loader.progress * total)),
+    )
+    return _result(training, outcome)
 
 
-def _resolve(config: SftConfig, saved: Checkpoint, parent: Path, device: Device) -> SftConfig:
+def _find_origin(config: SftConfig, context: Context) -> tuple[SftConfig, Origin, dict[str, str]]:
+    """Where the run comes from, the config with what it takes over from there, and what was asked to differ."""
+    tag = config.model_tag
+    if config.continuation.resume == "auto" and tag is None:
+        tag = checkpoint.find("base", None, None, context.base).parent.name
+    folder, notices = resume.find("sft", tag, config.continuation.resume, context.base)
+    for notice in notices:
+        context.terminal.say(notice)
+    if folder is None:
+        parent = checkpoint.find("base", config.model_tag, config.model_step, context.base, context.terminal.say)
+        saved = checkpoint.load(parent, optimizer=bool(config.load_optimizer))
+        return config, Origin(saved, parent, resumed=False), {}
+    saved = checkpoint.load(folder, optimizer=True)
+    resume.check_state(saved, folder)
+    wanted, defaults = configs.to_dict(config), configs.to_dict(SftConfig())
+    if asked := os.environ.get("NANOCHAT_DTYPE"):
+        wanted["machine"]["dtype"] = asked
+    changes = resume.differences(saved.config, wanted, defaults)
+    if not config.continuation.allow_changes:
+        resume.refuse(changes, folder)
+    values = resume.merged(saved.config, wanted, defaults, take_changes=True)
+    values["model_tag"] = folder.parent.name
+    return configs.from_dict(SftConfig, values, str(folder)), Origin(saved, folder, resumed=True), changes
+
+
+def _resolve(config: SftConfig, origin: Origin, device: Device, dtype: torch.dtype) -> SftConfig:
     """The config with everything inherited from the base run filled in."""
+    saved, parent = origin.saved, origin.folder
     trained_len = saved.model_config.sequence_len
-    length = config.max_seq_len or trained_len
+    length = config.lessons.max_seq_len or trained_len
     if length > saved.model_config.max_text_len:
         raise UserError(
             f"rows of {length} tokens are longer than the model allows ({saved.model_config.max_text_len}):"
@@ -153,10 +250,10 @@ def _resolve(config: SftConfig, saved: Checkpoint, parent: Path, device: Device)
         batch=dataclasses.replace(
             config.batch, device_batch_size=rows_per_batch(rows, total, length), total_batch_size=total
         ),
-        machine=dataclasses.replace(config.machine, device=device.kind),
+        machine=dataclasses.replace(config.machine, device=device.kind, dtype=dtype_name(dtype)),
         model_tag=parent.parent.name,
         model_step=saved.step,
-        max_seq_len=length,
+        lessons=dataclasses.replace(config.lessons, max_seq_len=length),
     )
 
 
@@ -184,10 +281,11 @@ def _announce(
     train_set: Sequence[Conversation],
     held_out: Sequence[Conversation],
     batch_tokens: int,
-    saved: Checkpoint,
+    origin: Origin,
 ) -> None:
+    where = f"resumed from {origin.folder}" if origin.resumed else f"from base step {origin.saved.step}"
     training.log.say(
-        f"chat model {training.tag} from base step {saved.step}: {len(train_set):,} conversations,"
+        f"chat model {training.tag} {where}: {len(train_set):,} conversations,"
         f" {len(held_out):,} held out, steps of {batch_tokens:,} tokens"
     )
     if loader.truncated or loader.dropped:
@@ -201,18 +299,19 @@ def _hooks(
     config: SftConfig,
     training: TrainingRun,
     trainer: Trainer,
-    loader: SftLoader,
     held_out: Sequence[Conversation],
     tokenizer: Tokenizer,
+    interruption: Interruption,
 ) -> list[Hook]:
-    """Save, then validate, then sample."""
-    occasions = config.occasions
-    rows, length = config.batch.device_batch_size or 1, config.max_seq_len or 1
+    """Validate, then sample; a failure of either is told and does not end the run."""
+    occasions, log = config.occasions, training.log
+    rows, length = config.batch.device_batch_size or 1, config.lessons.max_seq_len or 1
     stop_ids = frozenset({tokenizer.bos_id, tokenizer.special_id("<|assistant_end|>")})
 
     def validation_batches() -> Iterator[MicroBatch]:
         batches = SftLoader(held_out, tokenizer, rows, length)
         for batch in islice(batches, max(1, occasions.eval_tokens // (rows * length))):
+            interruption.check()
             yield batch
             if batches.progress >= 1.0:
                 return
@@ -221,22 +320,28 @@ def _hooks(
         return bits_per_byte(trainer.losses, validation_batches(), tokenizer.token_bytes).value
 
     def answer(prompt: str) -> str:
+        interruption.check()
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": ""}]
         ids = render_for_completion({"messages": messages}, tokenizer)
         return tokenizer.decode(list(generate(training.model, ids, max_tokens=SAMPLE_TOKENS, stop_ids=stop_ids)))
 
-    hooks = [save_hook(lambda occasion: training.save(occasion, loader.state()), occasions.save_every)]
+    hooks: list[Hook] = []
     if held_out:
-        hooks.append(validate_hook(measure, occasions.eval_every, training.log))
-    sample_every = occasions.sample_every or None
-    return [*hooks, sample_hook(answer, occasions.sample_prompts, sample_every, training.log)]
+        text = fingerprint(held_out)
+        hooks.append(guarded("validation", validate_hook(measure, occasions.eval_every, log, text), log))
+    sample = sample_hook(answer, occasions.sample_prompts, occasions.sample_every or None, log)
+    health = health_hook(occasions.eval_every, log)
+    return [*hooks, guarded("health", health, log), guarded("sampling", sample, log)]
 
 
-def _result(training: TrainingRun, state: LoopState) -> Result:
+def _result(training: TrainingRun, outcome: Outcome) -> Result:
+    state = outcome.state
     values: dict[str, Any] = {
         "model_tag": training.tag,
         "step": state.step,
+        "finished": outcome.finished,
         "tokens": state.tokens,
+        "val_bpb": outcome.val_bpb,
         "best_val_bpb": state.best_val_bpb,
         "smooth_loss": state.smooth_loss,
         "training_seconds": state.training_seconds,
@@ -247,5 +352,4 @@ def _result(training: TrainingRun, state: LoopState) -> Result:
         f"chat model {training.tag}: {state.step:,} steps in {state.training_seconds:.0f} s;"
         f" best validation {best}; saved in {training.folder}"
     )
-    training.log.records.write("end", **values)
-    return Result(values, text, outputs=(training.folder / f"step_{state.step:06d}",))
+    return outcome.result(values, text)

@@ -12,13 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nanochat.errors import UserError
+from nanochat.paths import check_name
 from nanochat.tokenizer.bpe import FILE_NAME as FILE_NAME
 from nanochat.tokenizer.bpe import Tokenizer
 
 
 def folder(name: str | None, base: Path) -> Path:
-    """Folder of the tokenizer of that name; of the base folder's own one for None."""
-    return base / "tokenizers" / name if name else base / "tokenizer"
+    """Folder of the tokenizer of that name; of the base folder's own one for None.
+
+    Raises:
+        UserError: for a name that cannot name a folder.
+    """
+    return base / "tokenizers" / check_name(name, "the tokenizer") if name is not None else base / "tokenizer"
 
 
 def open_tokenizer(name_or_path: str | None, base: Path) -> tuple[Tokenizer, Path]:
@@ -53,7 +58,12 @@ def find_tokenizer(fingerprint: str, recorded: str, base: Path) -> tuple[Tokeniz
     candidates = [path for path in (base / recorded, Path(recorded)) if recorded and (path / FILE_NAME).is_file()]
     candidates += [path for path in _folders(base) if path not in candidates]
     for path in candidates:
-        tokenizer = Tokenizer.load(path)
+        try:
+            tokenizer = Tokenizer.load(path)
+        except UserError:
+            if len(candidates) == 1:
+                raise
+            continue  # a damaged one cannot be it
         if tokenizer.fingerprint == fingerprint:
             return tokenizer, path
     looked = f"{len(candidates)} tokenizer(s) there have others" if candidates else "none is there"
@@ -81,7 +91,11 @@ def install(tokenizer: Tokenizer, name: str | None, base: Path) -> tuple[Path, s
     path = folder(name, base)
     notice = None
     if (path / FILE_NAME).is_file():
-        present = Tokenizer.load(path)
+        try:
+            present = Tokenizer.load(path)
+        except UserError as error:
+            tokenizer.save(path)
+            return path, f"{error}: replaced"
         if present.fingerprint == tokenizer.fingerprint:
             return path, None
         aside = folder(present.fingerprint[:8], base)

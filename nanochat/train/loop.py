@@ -2,7 +2,8 @@
 
 At every step, before the update, the hooks see the model as it is after that many updates; after
 the last update they see it once more. So n updates have n + 1 occasions, and whatever hooks do
-(save, evaluate, sample) happens at a boundary between steps, in the order of the hooks.
+(save, evaluate, sample) happens at a boundary between steps, in the order of the hooks. A stop that
+was asked for happens at such a boundary too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nanochat.errors import UserError
+from nanochat.train.interrupt import Interruption, StopRequested
 from nanochat.train.step import MicroBatch, StepRates, StepResult, Trainer
 
 
@@ -47,12 +49,15 @@ class Occasion:
     state: LoopState
 
     def due(self, every: int | None, *, at_start: bool) -> bool:
-        """Whether something wanted every so many steps is wanted now; always at the last step."""
+        """Whether something wanted every so many steps is wanted now.
+
+        None is wanted at the last step alone, a positive number there too, 0 and below never.
+        """
         if self.last:
-            return every != 0
-        if self.step == 0:
-            return at_start and bool(every)
-        return bool(every) and self.step % (every or 1) == 0
+            return every is None or every > 0
+        if every is None or every <= 0:
+            return False
+        return at_start if self.step == 0 else self.step % every == 0
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,10 @@ class StepSource(Protocol):
         """The micro-batches of the next update."""
         ...
 
+    def where(self) -> str:
+        """The place in the data that the last micro-batches came from, for messages."""
+        ...
+
 
 def train(
     trainer: Trainer,
@@ -96,19 +105,29 @@ def train(
     hooks: Sequence[Hook],
     report: Reporter,
     synchronize: Callable[[], None],
-) -> LoopState:
-    """Train until the source is finished; returns the state, which it has kept up to date.
+    interruption: Interruption,
+) -> bool:
+    """Train until the source is finished or a stop is asked for, keeping ``state`` up to date.
+
+    Returns:
+        True when the source is finished, False when the loop was stopped before.
 
     Raises:
-        UserError: at the first loss that is not finite; the parameters are those before that step.
+        NotFinite: at the first loss or gradient that is not finite; the parameters are those
+            before that update.
     """
     while True:
         last = source.finished(state.step)
-        occasion = Occasion(state.step, last, state)
-        for hook in hooks:
-            hook(occasion)
+        try:
+            occasion = Occasion(state.step, last, state)
+            for hook in hooks:
+                hook(occasion)
+        except StopRequested:
+            return False
         if last:
-            return state
+            return True
+        if interruption.requested:
+            return False
         synchronize()
         began = time.perf_counter()
         rates = source.rates(state.step)
@@ -116,14 +135,24 @@ def train(
         result = trainer.step(micro_batches, rates)
         synchronize()
         seconds = time.perf_counter() - began
-        if not math.isfinite(result.loss):
-            raise UserError(
-                f"the loss of step {state.step} is {result.loss}: training has diverged and was stopped"
-                " before the update; lower the learning rates and start again from the last checkpoint"
-            )
+        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
+            raise NotFinite(state.step, result, source.where())
         tokens = sum(batch.inputs.size for batch in micro_batches)
         _advance(state, result, tokens, seconds)
         report(StepReport(state.step, result, rates, tokens, seconds, state))
+
+
+class NotFinite(UserError):
+    """A loss or gradient that is not a finite number, after ``step`` updates."""
+
+    def __init__(self, step: int, result: StepResult, where: str) -> None:
+        self.step = step
+        what = "loss" if not math.isfinite(result.loss) else "gradient"
+        value = result.loss if what == "loss" else result.grad_norm
+        super().__init__(
+            f"the {what} of the update after step {step} is {value}, on the batch at {where}: training was stopped"
+            " before that update and the last checkpoint is kept; lower the learning rates or look at that text"
+        )
 
 
 def _advance(state: LoopState, result: StepResult, tokens: int, seconds: float) -> None:

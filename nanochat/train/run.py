@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +20,57 @@ from nanochat.provenance import describe
 from nanochat.records import LOG_NAME, RECORDS_NAME, Records
 from nanochat.terminal import Terminal
 from nanochat.tokenizer.bpe import Tokenizer
+from nanochat.train import random_state
+from nanochat.train.lock import RunLock, acquire
 from nanochat.train.loop import Occasion
 from nanochat.train.watch import RunLog
+
+#: Folder in a run's folder where its first save is written.
+FIRST_SAVE = ".first"
+
+
+@dataclass
+class EarlierRun:
+    """What an earlier run of our own left in a folder: its saved steps, and its part of records and log."""
+
+    folder: Path
+    steps: list[Path]
+    #: Size of each file when the new run began to write behind it.
+    sizes: dict[str, int]
+    moved: bool = False
+
+    @classmethod
+    def find(cls, folder: Path) -> EarlierRun:
+        own = [checkpoint.step_folder(folder, step) for step in checkpoint.steps(folder)]
+        own = [path for path in own if checkpoint.read_manifest(path).get("family") is None]
+        logs = [folder / name for name in (RECORDS_NAME, LOG_NAME)]
+        return cls(folder, own, {path.name: path.stat().st_size for path in logs if path.exists()})
+
+    def move_aside(self) -> Path | None:
+        """Move it to a folder beside the run's, once; returns that, or None when there is nothing to move."""
+        if self.moved or not (self.steps or self.sizes):
+            return None
+        self.moved = True
+        aside = _unused(self.folder)
+        aside.mkdir()
+        for step in self.steps:
+            step.rename(aside / step.name)
+        for name, size in self.sizes.items():
+            content = (self.folder / name).read_bytes()
+            (aside / name).write_bytes(content[:size])
+            beside = self.folder / f".{name}.new"
+            beside.write_bytes(content[size:])
+            os.replace(beside, self.folder / name)
+        return aside
+
+
+def _unused(folder: Path) -> Path:
+    """A name beside a run's folder that says when it was moved there."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    candidates = (
+        folder.with_name(f"{folder.name}.{stamp}{suffix}") for suffix in ("", *(f"-{i}" for i in range(2, 999)))
+    )
+    return next(path for path in candidates if not path.exists())
 
 
 @dataclass(frozen=True)
@@ -37,11 +89,22 @@ class TrainingRun:
     optimizer: Optimizer
     tokenizer: TokenizerReference
     config: Mapping[str, Any]
+    data: Mapping[str, Any]
+    parent: Mapping[str, Any] | None
+    run_id: str
+    lock: RunLock
+    #: What lay in the folder when a new run began there.
+    earlier: EarlierRun | None
 
-    def save(self, occasion: Occasion, loader_state: Mapping[str, Any]) -> None:
-        """Save the run as it is at this occasion."""
+    def save(self, occasion: Occasion, loader_state: Mapping[str, Any], *, recovery: bool) -> Path:
+        """Save the run as it is at this occasion; returns the folder.
+
+        Raises:
+            UserError: when the disk is full or cannot be written; earlier saves are untouched.
+        """
+        first = self.earlier is not None and not self.earlier.moved
         folder = checkpoint.save(
-            self.folder,
+            self.folder / FIRST_SAVE if first else self.folder,
             Checkpoint(
                 stage=self.stage,
                 step=occasion.step,
@@ -54,11 +117,29 @@ class TrainingRun:
                 loader=loader_state,
                 loop=occasion.state.to_dict(),
                 metrics={"smooth_loss": occasion.state.smooth_loss, "best_val_bpb": occasion.state.best_val_bpb},
+                data=self.data,
+                parent=self.parent,
+                run_id=self.run_id,
+                recovery=recovery,
+                random=random_state.capture(),
             ),
         )
+        if first:
+            folder = self._settle_in(folder)
         num_bytes = sum(path.stat().st_size for path in folder.iterdir())
-        self.log.records.write("save", step=occasion.step, folder=folder.name, bytes=num_bytes)
-        self.log.say(f"step {occasion.step}: saved {folder} ({num_bytes / 1e6:.1f} MB)")
+        self.log.records.write("save", step=occasion.step, folder=folder.name, bytes=num_bytes, recovery=recovery)
+        self.log.say(f"step {occasion.step}: saved {folder} ({num_bytes / 1e6:.1f} MB{', recovery' * recovery})")
+        return folder
+
+    def _settle_in(self, first: Path) -> Path:
+        """Put the first complete save in its place, and what an earlier run left there aside."""
+        assert self.earlier is not None
+        if aside := self.earlier.move_aside():
+            self.log.say(f"an earlier run {self.tag} lay in {self.folder}: moved to {aside}")
+        folder = self.folder / first.name
+        first.rename(folder)
+        first.parent.rmdir()
+        return folder
 
 
 def begin(
@@ -72,43 +153,57 @@ def begin(
     tokenizer: Tokenizer,
     tokenizer_folder: Path,
     config: Mapping[str, Any],
+    data: Mapping[str, Any],
+    parent: Mapping[str, Any] | None,
+    resumed_step: int | None,
+    run_id: str | None = None,
     facts: Mapping[str, Any],
 ) -> TrainingRun:
-    """Open a run's folder and write its first record: where it came from, its config and ``facts``.
+    """Open a run's folder and record this start: where it came from, its config and ``facts``.
 
-    An earlier run of that tag is moved aside, never overwritten; imported steps stay where they are.
+    A run that starts anew under a tag that was used moves the earlier run aside when its own first
+    save is complete, so a run that fails before takes nothing away; imported steps stay where they
+    are. A run that is resumed goes on in its folder.
+
+    Args:
+        config: resolved, ready for JSON.
+        data: name and fingerprint of the text, and what else is known of it.
+        parent: the checkpoint a run begins from, None for one that begins from nothing.
+        resumed_step: the step to go on from, None for a new run.
+        run_id: of the run that is resumed; a new one when None.
+
+    Raises:
+        UserError: when another process trains this run.
     """
     folder = checkpoints_folder(stage, tag, base)
-    aside = _move_aside(folder)
+    lock = acquire(folder)
+    earlier = EarlierRun.find(folder) if resumed_step is None else None
+    run_id = run_id or uuid.uuid4().hex
     log = RunLog(Records(folder), terminal)
-    if aside is not None:
-        log.say(f"an earlier run {tag} lay in {folder}: moved to {aside}")
-    log.records.write("start", stage=stage, tag=tag, config=dict(config), **facts, provenance=describe())
     relative = (
         tokenizer_folder.relative_to(base) if tokenizer_folder.is_relative_to(base) else tokenizer_folder.resolve()
     )
     reference = TokenizerReference(tokenizer.fingerprint, relative.as_posix())
-    return TrainingRun(stage, tag, folder, log, model, optimizer, reference, config)
-
-
-def _move_aside(folder: Path) -> Path | None:
-    """Move what an earlier run of our own left in ``folder`` to a folder beside it; returns that."""
-    own = [folder / name for name in (RECORDS_NAME, LOG_NAME) if (folder / name).exists()]
-    for step in checkpoint.steps(folder):
-        path = checkpoint.step_folder(folder, step)
-        if checkpoint.read_manifest(path).get("family") is None:
-            own.append(path)
-    if not own:
-        return None
-    aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}-{number}")
-    aside.mkdir(parents=True)
-    for path in own:
-        path.rename(aside / path.name)
-    return aside
+    log.records.write(
+        "start",
+        stage=stage,
+        tag=tag,
+        run_id=run_id,
+        pid=os.getpid(),
+        host=platform.node(),
+        config=dict(config),
+        step=resumed_step or 0,
+        resumed=resumed_step is not None,
+        parent=parent,
+        data=dict(data),
+        tokenizer={**vars(reference), "vocab_size": tokenizer.vocab_size},
+        **facts,
+        provenance=describe(),
+    )
+    identity = {"name": data["name"], "fingerprint": data["fingerprint"]}
+    return TrainingRun(
+        stage, tag, folder, log, model, optimizer, reference, config, identity, parent, run_id, lock, earlier
+    )
 
 
 def rows_per_batch(chosen: int | None, total_batch_size: int, sequence_len: int) -> int:

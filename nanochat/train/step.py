@@ -6,8 +6,11 @@ target weighs the same, however the micro-batches share them.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -43,10 +46,17 @@ class StepRates:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Mean loss in nats per target, and how many targets there were."""
+    """What an update came from.
+
+    Attributes:
+        loss: mean, in nats per target.
+        num_targets: how many targets there were.
+        grad_norm: of all gradients together, before anything is done with them.
+    """
 
     loss: float
     num_targets: int
+    grad_norm: float
 
 
 class Trainer:
@@ -56,6 +66,7 @@ class Trainer:
         compile_mode: ``off`` computes plainly; ``on`` compiles and fails when that fails; ``auto``
             compiles, and goes on uncompiled when that fails at the first batch.
         obstacle: why compiling cannot work on this device, or None.
+        compile_cache: folder for what the compiler makes, so that the next start is quicker.
         say: told in one line when ``auto`` goes on uncompiled.
 
     Raises:
@@ -70,6 +81,7 @@ class Trainer:
         *,
         compile_mode: str = "off",
         obstacle: str | None = None,
+        compile_cache: Path | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
         self.model, self.optimizer, self.device = model, optimizer, device
@@ -83,6 +95,8 @@ class Trainer:
         if compile_mode == "auto" and obstacle:
             say(f"not compiled, steps take longer: {obstacle}")
         elif compile_mode != "off":
+            if compile_cache is not None:
+                os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compile_cache))
             self._losses = torch.compile(model.losses, dynamic=False)
             self._untried = True
 
@@ -100,20 +114,28 @@ class Trainer:
         return self._attempt(lambda: self._losses(x, y).detach())
 
     def step(self, micro_batches: Sequence[MicroBatch], rates: StepRates) -> StepResult:
-        """Forward and backward over the micro-batches, then one update of the parameters."""
+        """Forward and backward over the micro-batches, then one update of the parameters.
+
+        Where the loss or a gradient is not finite there is no update: the caller stops, and the
+        parameters are still the last good ones.
+        """
         num_targets = sum(int((batch.targets != -1).sum()) for batch in micro_batches)
         assert num_targets > 0, "a step needs at least one target"
         total = torch.zeros((), device=self.device)
         for batch in micro_batches:
             inputs, targets = to_device(batch.inputs, self.device), to_device(batch.targets, self.device)
             total += self._attempt(lambda x=inputs, y=targets: self._accumulate(x, y, num_targets))
-        result = StepResult(total.item() / num_targets, num_targets)
-        if not np.isfinite(result.loss):
+        result = StepResult(total.item() / num_targets, num_targets, self._grad_norm())
+        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
             self.optimizer.zero_grad()
-            return result  # the caller stops; the parameters are still the last good ones
+            return result
         self.optimizer.step(rates.lr_multiplier, rates.muon_momentum, rates.muon_weight_decay)
         self.optimizer.zero_grad()
         return result
+
+    def _grad_norm(self) -> float:
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients).item()
 
     def _accumulate(self, inputs: Tensor, targets: Tensor, num_targets: int) -> Tensor:
         loss_sum = self._losses(inputs, targets).sum()

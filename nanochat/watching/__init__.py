@@ -1,0 +1,1 @@
+"""Watching a run from outside: its records read back as history, status, health, curve and report. No torch."""
