@@ -45,8 +45,8 @@ LIGHT = [
     "nanochat.stages.plan",
     "nanochat.recipe",
 ]
-#: Files that other stages may import: settings, not stages.
-SHARED_IN_STAGES = {"configs", "dataset_config"}
+#: Files that stages may import: settings and what they share, not stages.
+SHARED_IN_STAGES = {"configs", "dataset_config", "settings", "origin"}
 #: Model shapes and costs are numbers that plans and importers ask for without the model itself.
 NUMBERS = {"nanochat.model.config", "nanochat.model.cost"}
 

@@ -9,6 +9,8 @@ import pytest
 from nanochat.cli import main
 from nanochat.errors import UserError
 from nanochat.recipe import find_recipe, read_recipe
+from nanochat.records import read
+from nanochat.train.interrupt import Interruption
 
 GOLDEN_RUN = Path(__file__).parent / "golden" / "run"
 RUNS = Path(__file__).resolve().parent.parent / "runs"
@@ -130,3 +132,20 @@ def test_a_mistake_in_a_recipe_is_named_before_anything_runs(text: str, named: s
 def test_every_recipe_of_the_project_can_be_read(path: Path) -> None:
     assert read_recipe(path).stages
     assert find_recipe(path.stem) == Path("runs") / path.name or find_recipe(path.stem) == path
+
+
+def test_a_line_that_was_stopped_in_training_goes_on_where_it_was_saved(
+    line: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Interruption.requested
+    asked = iter([False, True])
+    monkeypatch.setattr(Interruption, "requested", property(lambda _: next(asked, True)))
+    monkeypatch.setattr(Interruption, "check", lambda _: None)
+    first, out = run(line, capsys)
+    assert first == ["import", "tokenizer", "pretrain"]
+    assert "go on with: nanochat run" in out
+    monkeypatch.setattr(Interruption, "requested", real)
+    again, _ = run(line, capsys)
+    assert ["already done" in heading for heading in again] == [True, True, False, False]
+    folder = line.parent / "base" / "base_checkpoints" / "d1"
+    assert [(start["resumed"], start["step"]) for start in read(folder, "start")] == [(False, 0), (True, 1)]

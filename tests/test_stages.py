@@ -367,3 +367,49 @@ def test_pieces_of_a_stream_never_end_inside_a_character(family: Command, base: 
     pieces = list(decode_pieces(tokenizer, iter(tokenizer.encode(text))))
     assert "".join(pieces) == text
     assert all("�" not in piece for piece in pieces)
+
+
+def test_every_saved_step_is_measured_on_the_same_rows_of_one_text(family: Command, base: Path) -> None:
+    assert family("pretrain", *QUICK, "--model-tag", "curve", "--save-every", "1")[0] == 0
+    text = base / "fixed.txt"
+    text.write_text("Anna found a red kite. Emil found an old map.\n" * 40, encoding="utf-8")
+    words = [
+        "evaluate",
+        "--bpb",
+        "-g",
+        "curve",
+        "--data",
+        str(text),
+        "--eval-tokens",
+        "256",
+        "--device-batch-size",
+        "2",
+    ]
+    code, out, said = family(*words, "--step", "all", "--json")
+    assert code == 0, said
+    printed = json.loads(out)
+    assert [each["step"] for each in printed["steps"]] == [1, 2, 3, 4]
+    assert Path(printed["picture"]).read_bytes().startswith(b"\x89PNG")
+    # Each figure is what that step alone gives on that text.
+    for each in printed["steps"]:
+        alone = json.loads(family(*words, "--step", str(each["step"]), "--json")[1])
+        assert alone["val_bpb"] == each["val_bpb"]
+        assert (alone["tokens"], alone["bytes"]) == (printed["tokens"], printed["bytes"])
+
+
+def test_a_step_that_is_neither_a_number_nor_all_is_refused(family: Command) -> None:
+    assert "sometimes" in refused(family("evaluate", "--bpb", "--step", "sometimes"))
+
+
+def test_status_and_runs_tell_of_a_finished_run_without_loading_torch(family: Command, base: Path) -> None:
+    assert family("pretrain", *QUICK)[0] == 0
+    code, out, _ = family("status", "d2")
+    assert code == 0
+    assert "4 of 4" in out
+    assert "finished" in out
+    code, out, _ = family("runs", "--json")
+    assert code == 0
+    assert "d2" in out
+    folder = base / "base_checkpoints" / "d2"
+    assert (folder / "report.md").is_file()
+    assert (folder / "loss.png").is_file()

@@ -8,7 +8,8 @@ from typing import Any
 from nanochat.context import Context, Result
 from nanochat.errors import UserError
 from nanochat.inference.session import Message, Session, open_session
-from nanochat.stages.configs import ChatConfig, Sampling
+from nanochat.stages.configs import ChatConfig
+from nanochat.stages.settings import Sampling
 
 
 def run(config: ChatConfig, context: Context) -> Result | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from nanochat.stages.configs import alias
+from nanochat.stages.settings import alias
 
 Action = Literal["import", "check", "show", "chitchat"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from nanochat.context import Context, Result
 from nanochat.plan import Plan, plan
-from nanochat.stages.configs import PlanConfig, plan_inputs
+from nanochat.stages.configs import PlanConfig
+from nanochat.stages.settings import plan_inputs
 
 
 def run(config: PlanConfig, context: Context) -> Result:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from nanochat import checkpoint
 from nanochat import config as configs
-from nanochat.checkpoint import Checkpoint
 from nanochat.context import Context, Result
 from nanochat.data.conversation import render_for_completion
 from nanochat.data.mixture import Conversation, fingerprint, load_mixture
@@ -32,13 +28,13 @@ from nanochat.optim.optimizer import Optimizer
 from nanochat.optim.schedule import SftSchedule
 from nanochat.plan import gradient_accumulation
 from nanochat.stages.configs import SftConfig
+from nanochat.stages.origin import Origin, find_sft_origin
 from nanochat.tokenizer.bpe import Tokenizer
 from nanochat.train import resume
 from nanochat.train.interrupt import Interruption
 from nanochat.train.loop import Hook
 from nanochat.train.run import TrainingRun, begin, rows_per_batch
-from nanochat.train.saving import Saver
-from nanochat.train.session import Outcome, run_to_the_end
+from nanochat.train.session import Outcome, Progress, run_to_the_end
 from nanochat.train.step import MicroBatch, StepRates, Trainer
 from nanochat.train.watch import guarded, health_hook, sample_hook, validate_hook
 
@@ -78,25 +74,6 @@ class SftSource:
         return f"{self.loader.progress:.2%} of the conversations"
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The base checkpoint a chat model is taught from, or the chat checkpoint that is gone on with."""
-
-    saved: Checkpoint
-    folder: Path
-    resumed: bool
-
-    @property
-    def resumed_step(self) -> int | None:
-        return self.saved.step if self.resumed else None
-
-    @property
-    def parent(self) -> Mapping[str, Any]:
-        if self.resumed and self.saved.parent is not None:
-            return self.saved.parent
-        return {"source": self.saved.stage, "tag": self.folder.parent.name, "step": self.saved.step}
-
-
 def run(config: SftConfig, context: Context) -> Result:
     """Fine-tune a base model on conversations and save it, or go on with doing so.
 
@@ -104,7 +81,7 @@ def run(config: SftConfig, context: Context) -> Result:
         UserError: for settings, conversations or checkpoints that cannot be, before anything is written;
             or when training diverges.
     """
-    config, origin, changes = _find_origin(config, context)
+    config, origin, changes = find_sft_origin(config, context)
     device = detect(config.machine.device)
     dtype, _ = compute_dtype(device, config.machine.dtype)
     tokenizer = tokenizer_of(origin.saved, origin.folder, context.base)
@@ -144,8 +121,7 @@ def run(config: SftConfig, context: Context) -> Result:
         config=configs.to_dict(config),
         data=data,
         parent=origin.parent,
-        resumed_step=origin.resumed_step,
-        run_id=origin.saved.run_id if origin.resumed else None,
+        going_on=origin.going_on,
         facts={
             "num_iterations": config.num_iterations,
             "model": {
@@ -165,66 +141,25 @@ def run(config: SftConfig, context: Context) -> Result:
         },
     )
     _announce(training, loader, train_set, held_out, rows * length * accumulation, origin)
-    trainer = Trainer(
-        model,
-        optimizer,
-        device.torch_device,
-        compile_mode=config.machine.compile,
-        obstacle=device.compile_obstacle(),
-        compile_cache=context.base / "compile_cache",
-        say=training.log.say,
-    )
-    interruption = Interruption(training.log.say)
-    saver = Saver(
-        training,
-        loader.state,
-        config.saving.save_every,
-        config.saving.keep_last,
-        config.saving.recovery_minutes * 60 or None,
-        saved_step=origin.resumed_step,
-    )
     total = config.num_iterations or len(train_set)
     outcome = run_to_the_end(
         training,
-        trainer,
         SftSource(loader, accumulation, schedule, config.num_iterations),
-        saver,
-        _hooks(config, training, trainer, held_out, tokenizer, interruption),
-        interruption,
         device=device,
         terminal=context.terminal,
-        saved=origin.saved if origin.resumed else None,
-        num_steps=config.num_iterations,
-        data=dict,
-        progress_total=total,
-        progress_done=lambda step: step if config.num_iterations else min(total, round(loader.progress * total)),
+        compile_mode=config.machine.compile,
+        compile_cache=context.base / "compile_cache",
+        going_on=origin.going_on,
+        loader_state=loader.state,
+        policy=config.saving.policy,
+        hooks=lambda trainer, interruption: _hooks(config, training, trainer, held_out, tokenizer, interruption),
+        progress=Progress(
+            config.num_iterations,
+            total,
+            lambda step: step if config.num_iterations else min(total, round(loader.progress * total)),
+        ),
     )
     return _result(training, outcome)
-
-
-def _find_origin(config: SftConfig, context: Context) -> tuple[SftConfig, Origin, dict[str, str]]:
-    """Where the run comes from, the config with what it takes over from there, and what was asked to differ."""
-    tag = config.model_tag
-    if config.continuation.resume == "auto" and tag is None:
-        tag = checkpoint.find("base", None, None, context.base).parent.name
-    folder, notices = resume.find("sft", tag, config.continuation.resume, context.base)
-    for notice in notices:
-        context.terminal.say(notice)
-    if folder is None:
-        parent = checkpoint.find("base", config.model_tag, config.model_step, context.base, context.terminal.say)
-        saved = checkpoint.load(parent, optimizer=bool(config.load_optimizer))
-        return config, Origin(saved, parent, resumed=False), {}
-    saved = checkpoint.load(folder, optimizer=True)
-    resume.check_state(saved, folder)
-    wanted, defaults = configs.to_dict(config), configs.to_dict(SftConfig())
-    if asked := os.environ.get("NANOCHAT_DTYPE"):
-        wanted["machine"]["dtype"] = asked
-    changes = resume.differences(saved.config, wanted, defaults)
-    if not config.continuation.allow_changes:
-        resume.refuse(changes, folder)
-    values = resume.merged(saved.config, wanted, defaults, take_changes=True)
-    values["model_tag"] = folder.parent.name
-    return configs.from_dict(SftConfig, values, str(folder)), Origin(saved, folder, resumed=True), changes
 
 
 def _resolve(config: SftConfig, origin: Origin, device: Device, dtype: torch.dtype) -> SftConfig:

@@ -155,8 +155,7 @@ def begin(
     config: Mapping[str, Any],
     data: Mapping[str, Any],
     parent: Mapping[str, Any] | None,
-    resumed_step: int | None,
-    run_id: str | None = None,
+    going_on: Checkpoint | None,
     facts: Mapping[str, Any],
 ) -> TrainingRun:
     """Open a run's folder and record this start: where it came from, its config and ``facts``.
@@ -169,16 +168,15 @@ def begin(
         config: resolved, ready for JSON.
         data: name and fingerprint of the text, and what else is known of it.
         parent: the checkpoint a run begins from, None for one that begins from nothing.
-        resumed_step: the step to go on from, None for a new run.
-        run_id: of the run that is resumed; a new one when None.
+        going_on: the checkpoint that the run goes on from, None for a new run.
 
     Raises:
         UserError: when another process trains this run.
     """
     folder = checkpoints_folder(stage, tag, base)
     lock = acquire(folder)
-    earlier = EarlierRun.find(folder) if resumed_step is None else None
-    run_id = run_id or uuid.uuid4().hex
+    earlier = EarlierRun.find(folder) if going_on is None else None
+    run_id = (going_on.run_id if going_on is not None else None) or uuid.uuid4().hex
     log = RunLog(Records(folder), terminal)
     relative = (
         tokenizer_folder.relative_to(base) if tokenizer_folder.is_relative_to(base) else tokenizer_folder.resolve()
@@ -192,8 +190,8 @@ def begin(
         pid=os.getpid(),
         host=platform.node(),
         config=dict(config),
-        step=resumed_step or 0,
-        resumed=resumed_step is not None,
+        step=going_on.step if going_on is not None else 0,
+        resumed=going_on is not None,
         parent=parent,
         data=dict(data),
         tokenizer={**vars(reference), "vocab_size": tokenizer.vocab_size},

@@ -20,37 +20,46 @@ from nanochat.train.loop import Occasion
 from nanochat.train.run import TrainingRun
 
 
+@dataclass(frozen=True)
+class SavePolicy:
+    """When to save, and what to keep.
+
+    Attributes:
+        every: steps between regular saves; only at the end when None.
+        keep_last: how many regular saves to keep; all when None.
+        recovery_minutes: most time between saves; 0 makes no recovery saves.
+    """
+
+    every: int | None
+    keep_last: int | None
+    recovery_minutes: float
+
+
 @dataclass
 class Saver:
     """Saves a run at the occasions between its steps.
 
     Args:
         loader_state: the data's position at this moment.
-        every: steps between regular saves; only at the end when None.
-        keep_last: how many regular saves to keep; all when None.
-        recovery_seconds: most time between saves; no recovery saves when None.
         saved_step: the step the run was resumed from, which needs no save.
     """
 
     run: TrainingRun
     loader_state: Callable[[], Mapping[str, Any]]
-    every: int | None
-    keep_last: int | None
-    recovery_seconds: float | None
+    policy: SavePolicy
     saved_step: int | None = None
     clock: Callable[[], float] = time.monotonic
     _last_save: float = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.keep_last is not None and self.keep_last < 1:
-            raise UserError(f"--keep-last is {self.keep_last}: keep at least 1 checkpoint")
         self._last_save = self.clock()
 
     def __call__(self, occasion: Occasion) -> None:
         """The hook: save when it is time."""
-        if occasion.last or occasion.due(self.every, at_start=False):
+        minutes = self.policy.recovery_minutes
+        if occasion.last or occasion.due(self.policy.every, at_start=False):
             self._save(occasion, recovery=False)
-        elif self.recovery_seconds is not None and self.clock() - self._last_save >= self.recovery_seconds:
+        elif minutes and self.clock() - self._last_save >= 60 * minutes:
             self._save(occasion, recovery=True)
 
     def stop(self, occasion: Occasion) -> None:
@@ -90,7 +99,7 @@ class Saver:
             if path == newest or manifest.get("family") is not None:
                 continue
             (outdated if manifest.get("recovery") else regular).append(path)
-        if self.keep_last is not None:
-            kept = self.keep_last - (not checkpoint.read_manifest(newest).get("recovery"))
+        if self.policy.keep_last is not None:
+            kept = self.policy.keep_last - (not checkpoint.read_manifest(newest).get("recovery"))
             outdated += regular[: len(regular) - kept] if kept else regular
         return outdated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nanochat.checkpoint import Checkpoint
@@ -15,7 +16,7 @@ from nanochat.train import random_state
 from nanochat.train.interrupt import Interruption
 from nanochat.train.loop import Hook, LoopState, NotFinite, Occasion, StepSource, train
 from nanochat.train.run import TrainingRun
-from nanochat.train.saving import Saver
+from nanochat.train.saving import SavePolicy, Saver
 from nanochat.train.step import Trainer
 from nanochat.watching import report
 
@@ -60,67 +61,88 @@ class Outcome:
         return f"nanochat {stage} --model-tag {self.training.tag} --resume"
 
 
+@dataclass(frozen=True)
+class Progress:
+    """What the progress of a run counts.
+
+    Attributes:
+        num_steps: steps in all, where that is known.
+        total: parts in all; the steps when None.
+        done: parts done after so many steps.
+        data: where the data stands, for the records: position, tokens read and lost.
+    """
+
+    num_steps: int | None
+    total: int | None = None
+    done: Callable[[int], int] = lambda step: step
+    data: Callable[[], Mapping[str, Any]] = dict
+
+
 def run_to_the_end(
     training: TrainingRun,
-    trainer: Trainer,
     source: StepSource,
-    saver: Saver,
-    hooks: Sequence[Hook],
-    interruption: Interruption,
     *,
     device: Device,
     terminal: Terminal,
-    saved: Checkpoint | None,
-    num_steps: int | None,
-    data: Callable[[], Mapping[str, Any]],
-    progress_total: int | None = None,
-    progress_done: Callable[[int], int] = lambda step: step,
+    compile_mode: str,
+    compile_cache: Path,
+    going_on: Checkpoint | None,
+    loader_state: Callable[[], Mapping[str, Any]],
+    policy: SavePolicy,
+    hooks: Callable[[Trainer, Interruption], Sequence[Hook]],
+    progress: Progress,
 ) -> Outcome:
     """Train with signals handled: at a stop the run is saved where it stands.
 
     Args:
-        hooks: what happens at the occasions after the save.
-        saved: the checkpoint of a resumed run, whose loop and random states are taken over.
-        num_steps: steps in all, where that is known.
-        data: where the data stands, for the records.
-        progress_total, progress_done: what the progress counts, when that is not steps.
+        going_on: the checkpoint of a resumed run, whose loop and random states are taken over.
+        loader_state: the data's position at this moment, for the saves.
+        hooks: makes what happens at the occasions after the save.
 
     Raises:
         UserError: when the run diverges, or its last save fails; told in the records too.
     """
-    state = LoopState() if saved is None else LoopState(**saved.loop)
-    if saved is not None and saved.random is not None:
-        random_state.restore(saved.random)
     log = training.log
-    with (
-        interruption.listening(),
-        terminal.progress(training.stage, progress_total or num_steps or 0, progress_done(state.step)) as progress,
-    ):
+    trainer = Trainer(
+        training.model,
+        training.optimizer,
+        device.torch_device,
+        compile_mode=compile_mode,
+        obstacle=device.compile_obstacle(),
+        compile_cache=compile_cache,
+        say=log.say,
+    )
+    interruption = Interruption(log.say)
+    saver = Saver(training, loader_state, policy, going_on.step if going_on is not None else None)
+    state = LoopState() if going_on is None else LoopState(**going_on.loop)
+    if going_on is not None and going_on.random is not None:
+        random_state.restore(going_on.random)
+    total = progress.total or progress.num_steps or 0
+    with interruption.listening(), terminal.progress(training.stage, total, progress.done(state.step)) as shown:
+        report_step = log.step_reporter(
+            shown,
+            progress.num_steps,
+            done=progress.done,
+            data=progress.data,
+            memory=device.peak_memory_bytes,
+            alive=training.lock.touch,
+        )
         try:
             finished = train(
                 trainer,
                 source,
                 state=state,
-                hooks=[saver, *hooks],
-                report=log.step_reporter(
-                    progress,
-                    num_steps,
-                    done=progress_done,
-                    data=data,
-                    memory=device.peak_memory_bytes,
-                    alive=training.lock.touch,
-                ),
+                hooks=[saver, *hooks(trainer, interruption)],
+                report=report_step,
                 synchronize=device.synchronize,
                 interruption=interruption,
             )
             if not finished:
                 saver.stop(Occasion(state.step, False, state))
-        except NotFinite as error:
-            log.records.write("stop", step=error.step, reason="not finite", text=str(error))
-            log.records.log(str(error))
-            raise
         except UserError as error:
-            log.records.write("stop", step=state.step, reason="error", text=str(error))
+            reason = "not finite" if isinstance(error, NotFinite) else "error"
+            log.records.write("stop", step=state.step, reason=reason, text=str(error))
+            log.records.log(str(error))
             raise
         finally:
             training.lock.release()
