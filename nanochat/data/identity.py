@@ -7,11 +7,20 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from nanochat.data.held_out import Part, part_of
+
 SEED = 1
 NUM_CONVERSATIONS = 400
 SHARE_OF_TWO_QUESTIONS = 0.25
 
-GREETINGS = ("", "Hi! ", "Hello. ", "Hey, ", "Hi there, ", "Good morning! ", "Excuse me, ", "Quick question: ")
+GREETINGS = (
+    *("", "Hi! ", "Hello. ", "Hey, ", "Hi there, ", "Good morning! ", "Good evening. ", "Excuse me, "),
+    *("Quick question: ", "Sorry, ", "One more thing: ", "By the way, "),
+)
+CLOSINGS = (
+    *("", " Please tell me.", " I am curious.", " Just asking.", " I would like to know.", " Thanks!"),
+    *(" I forgot.", " Be honest."),
+)
 
 #: Kinds of question, each with ways to ask and ways to answer; {name} is the model's.
 TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -26,6 +35,9 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "who am I talking to?",
             "are you a person?",
             "introduce yourself, please.",
+            "tell me your name.",
+            "what are you called?",
+            "say your name.",
         ),
         (
             "I am {name}, a small language model.",
@@ -41,6 +53,7 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "where do you come from?",
             "which company made you?",
             "how were you made?",
+            "who is your owner?",
         ),
         (
             "I am {name}. My owner trained me with nanochat, from text to chat.",
@@ -77,15 +90,17 @@ TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def conversations(name: str = "nanochat") -> list[dict[str, Any]]:
-    """Several hundred short conversations about who the model is, always the same ones for a name."""
+    """Several hundred short conversations about who the model is, always the same ones for a name.
+
+    They ask only questions of the part train.
+    """
     chosen = random.Random(SEED)
-    questions = list(_questions())
-    chosen.shuffle(questions)
+    wordings = _shuffled("train")
     made = []
     for number in range(NUM_CONVERSATIONS):
-        asked = [questions[number % len(questions)]]
+        asked = [wordings[number % len(wordings)]]
         if chosen.random() < SHARE_OF_TWO_QUESTIONS:
-            asked.append(chosen.choice(questions))
+            asked.append(chosen.choice(wordings))
         messages: list[dict[str, str]] = []
         for topic, question in asked:
             answer = chosen.choice(TOPICS[topic][1]).format(name=name)
@@ -94,9 +109,22 @@ def conversations(name: str = "nanochat") -> list[dict[str, Any]]:
     return made
 
 
-def _questions() -> Iterator[tuple[str, str]]:
-    """Topic and wording of every way to ask, with every greeting."""
-    for topic, (questions, _) in TOPICS.items():
-        for greeting, question in itertools.product(GREETINGS, questions):
+def questions(part: Part) -> list[str]:
+    """The wordings of a part, shuffled; every good answer to any of them tells the name."""
+    return [question for _, question in _shuffled(part)]
+
+
+def _shuffled(part: Part) -> list[tuple[str, str]]:
+    """Topic and question of a part; a question's parts differ in their greetings and closings."""
+    wordings = [wording for wording in _wordings() if part_of("name", wording[1]) == part]
+    random.Random(SEED).shuffle(wordings)
+    return wordings
+
+
+def _wordings() -> Iterator[tuple[str, str]]:
+    """Topic and wording of every way to ask, with every greeting and closing."""
+    for topic, (asked, _) in TOPICS.items():
+        for greeting, question, closing in itertools.product(GREETINGS, asked, CLOSINGS):
             begins_sentence = not greeting or greeting[-2] in "!."
-            yield topic, greeting + (question[0].upper() + question[1:] if begins_sentence else question)
+            begun = question[0].upper() + question[1:] if begins_sentence else question
+            yield topic, greeting + begun + closing

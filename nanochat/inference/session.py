@@ -19,6 +19,7 @@ from nanochat.errors import UserError
 from nanochat.hardware import detect
 from nanochat.hardware.device import Device, compute_dtype
 from nanochat.inference.generate import generate
+from nanochat.inference.tools import Piece, PythonTool, content, pieces, shown
 from nanochat.model.gpt import GPT
 from nanochat.paths import CHECKPOINT_FOLDERS, Source, base_folder
 from nanochat.tokenizer import store
@@ -29,10 +30,16 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Generation:
-    """Token ids of prompt and answer together, and the answer as text."""
+    """Token ids of prompt and answer together, and the answer as text.
+
+    Attributes:
+        content: of the answer, as an assistant's message has it: a string, or parts where the calculator was used,
+            which ``text`` shows as ``[60+33 = 93]``.
+    """
 
     ids: list[int]
     text: str
+    content: str | list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,11 @@ class Session:
     def stop_ids(self) -> frozenset[int]:
         return frozenset({self.tokenizer.bos_id, self.tokenizer.special_id("<|assistant_end|>")})
 
+    @property
+    def uses_tool(self) -> bool:
+        """Whether the model was taught to use the calculator: sft and rl are, base is not."""
+        return self.source != "base"
+
     def prompt_ids(self, text: str) -> list[int]:
         """Raw text after bos for a base model, one user message for sft and rl."""
         if self.source == "base":
@@ -68,7 +80,8 @@ class Session:
         """Continue a text (base) or answer one message (sft, rl)."""
         ids = self.prompt_ids(prompt)
         answer = list(self._tokens(ids, temperature, top_k, max_tokens, seed))
-        return Generation(ids + answer, self.tokenizer.decode(answer))
+        said = list(self._pieces(iter(answer)))
+        return Generation(ids + answer, "".join(shown(said)), content(said))
 
     def chat(
         self,
@@ -92,9 +105,26 @@ class Session:
         seed: int = 0,
     ) -> Iterator[str]:
         """Like :meth:`chat`, piece by piece; a piece never ends inside a character."""
+        yield from shown(
+            self.stream_pieces(text, temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)
+        )
+
+    def stream_pieces(
+        self,
+        text: str | Sequence[Message],
+        *,
+        temperature: float = 0.6,
+        top_k: int = 50,
+        max_tokens: int = 256,
+        seed: int = 0,
+    ) -> Iterator[Piece]:
+        """Like :meth:`stream_chat`, with what the calculator was asked and said apart from the text.
+
+        :func:`nanochat.inference.tools.content` makes a message of the pieces, for the next turn of the conversation.
+        """
         messages = [{"role": "user", "content": text}] if isinstance(text, str) else list(text)
         tokens = self._tokens(self._chat_ids(messages), temperature, top_k, max_tokens, seed)
-        yield from decode_pieces(self.tokenizer, tokens)
+        yield from self._pieces(tokens)
 
     def fit(self, messages: Sequence[Message], max_tokens: int) -> tuple[list[Message], int]:
         """Drop the oldest whole turns until the conversation and its answer fit the trained length.
@@ -132,7 +162,13 @@ class Session:
             top_k=top_k,
             seed=seed,
             stop_ids=self.stop_ids,
+            tool=PythonTool(self.tokenizer) if self.uses_tool else None,
         )
+
+    def _pieces(self, tokens: Iterator[int]) -> Iterator[Piece]:
+        if self.uses_tool:
+            return pieces(self.tokenizer, tokens)
+        return (Piece("text", piece) for piece in decode_pieces(self.tokenizer, tokens))
 
 
 def decode_pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:

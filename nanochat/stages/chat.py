@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from nanochat.context import Context, Result
 from nanochat.errors import UserError
 from nanochat.inference.session import Message, Session, open_session
+from nanochat.inference.tools import Piece, content, shown
 from nanochat.stages.configs import ChatConfig
 from nanochat.stages.settings import Sampling
 
@@ -28,24 +30,32 @@ def run(config: ChatConfig, context: Context) -> Result | None:
         dialogue(session, config.sampling)
         return None
     answers = [answer(session, prompt, config.sampling) for prompt in config.prompt]
+    texts = ["".join(shown(said)) for said in answers]
     if len(answers) == 1:
-        text = answers[0]
+        text = texts[0]
     else:
-        text = "\n\n".join(f"> {prompt}\n{said}" for prompt, said in zip(config.prompt, answers, strict=True))
-    pairs = [{"prompt": prompt, "text": said} for prompt, said in zip(config.prompt, answers, strict=True)]
-    values: dict[str, Any] = pairs[0] if len(pairs) == 1 else {"answers": pairs}
+        text = "\n\n".join(f"> {prompt}\n{said}" for prompt, said in zip(config.prompt, texts, strict=True))
+    told = [
+        {"prompt": prompt, "text": said, "content": content(pieces)}
+        for prompt, said, pieces in zip(config.prompt, texts, answers, strict=True)
+    ]
+    values: dict[str, Any] = told[0] if len(told) == 1 else {"answers": told}
     return Result(values, text)
 
 
-def answer(session: Session, prompt: str, sampling: Sampling) -> str:
+def answer(session: Session, prompt: str, sampling: Sampling) -> list[Piece]:
     """The answer to one message."""
     messages, _ = session.fit([{"role": "user", "content": prompt}], sampling.max_tokens)
-    return session.chat(
+    return list(_stream(session, messages, sampling, sampling.seed))
+
+
+def _stream(session: Session, messages: list[Message], sampling: Sampling, seed: int) -> Iterator[Piece]:
+    return session.stream_pieces(
         messages,
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         max_tokens=sampling.max_tokens,
-        seed=sampling.seed,
+        seed=seed,
     )
 
 
@@ -80,21 +90,20 @@ def dialogue(session: Session, sampling: Sampling) -> None:
         turn += 1
 
 
-def _speak(session: Session, messages: list[Message], sampling: Sampling, turn: int) -> str:
-    """Print an answer piece by piece; Ctrl-C keeps what has been said so far."""
-    said = ""
+def _speak(session: Session, messages: list[Message], sampling: Sampling, turn: int) -> str | list[dict[str, Any]]:
+    """Print an answer piece by piece and return it as a message's content; Ctrl-C keeps what has been said so far."""
+    said: list[Piece] = []
+
+    def listening() -> Iterator[Piece]:
+        for piece in _stream(session, messages, sampling, sampling.seed + turn):
+            said.append(piece)
+            yield piece
+
     print("model ", end="", flush=True)
     try:
-        for piece in session.stream_chat(
-            messages,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            max_tokens=sampling.max_tokens,
-            seed=sampling.seed + turn,
-        ):
-            said += piece
-            print(piece, end="", flush=True)
+        for text in shown(listening()):
+            print(text, end="", flush=True)
     except KeyboardInterrupt:
         print(" …", end="")
     print()
-    return said
+    return content(said)

@@ -26,4 +26,4 @@ def run(config: GenerateConfig, context: Context) -> Result:
         seed=sampling.seed,
     )
     shown = config.prompt + made.text if session.source == "base" else made.text
-    return Result({"text": made.text, "ids": made.ids}, shown)
+    return Result({"text": made.text, "ids": made.ids, "content": made.content}, shown)

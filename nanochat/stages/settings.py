@@ -261,7 +261,7 @@ class Lessons:
     """What a chat model learns from."""
 
     conversations: tuple[str, ...] = ("chitchat", "identity")
-    """chitchat, identity, or JSON-lines files of conversations."""
+    """chitchat, identity, spelling, counting, sums (each also as NAME:COUNT), or JSON-lines files of conversations."""
     name: str = "nanochat"
     """Who the model says it is."""
     max_seq_len: int | None = None

@@ -21,6 +21,7 @@ from nanochat.hardware import detect
 from nanochat.hardware.device import Device, compute_dtype, dtype_name
 from nanochat.inference.generate import generate
 from nanochat.inference.session import build_model, setting_of, tokenizer_of
+from nanochat.inference.tools import PythonTool, pieces, shown
 from nanochat.model.cost import flops_per_token, parameter_counts
 from nanochat.model.gpt import GPT
 from nanochat.optim.groups import Rates, parameter_groups
@@ -258,7 +259,9 @@ def _hooks(
         interruption.check()
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": ""}]
         ids = render_for_completion({"messages": messages}, tokenizer)
-        return tokenizer.decode(list(generate(training.model, ids, max_tokens=SAMPLE_TOKENS, stop_ids=stop_ids)))
+        tool = PythonTool(tokenizer)
+        tokens = generate(training.model, ids, max_tokens=SAMPLE_TOKENS, stop_ids=stop_ids, tool=tool)
+        return "".join(shown(pieces(tokenizer, tokens)))
 
     hooks: list[Hook] = []
     if held_out:
