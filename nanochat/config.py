@@ -37,16 +37,27 @@ def parse_flags(config_class: type[Config], arguments: Sequence[str], program: s
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
-            return tyro.cli(
+            config = tyro.cli(
                 config_class,
                 args=arguments,
                 prog=program,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )
+        return _note_given(config, arguments)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
         raise UserError(_one_sentence(box.getvalue(), program)) from None
+
+
+def _note_given(config: Config, arguments: Sequence[str]) -> Config:
+    """Tell a config that can be resumed which settings were given, even where they equal their defaults."""
+    continuation = getattr(config, "continuation", None)
+    if continuation is None:
+        return config
+    flags = (word[2:].partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--"))
+    told = dataclasses.replace(continuation, given=tuple(sorted(set(flags))))
+    return dataclasses.replace(config, continuation=told)  # type: ignore[type-var]
 
 
 def _complete_bare(arguments: Sequence[str]) -> list[str]:

@@ -395,3 +395,68 @@ def test_a_full_disk_during_training_keeps_the_earlier_save_and_goes_on(
     folder = base / "base_checkpoints" / "run"
     assert checkpoint.steps(folder) == [10, 40]
     assert any("free" in record["text"] for record in read(folder, "notice"))
+
+
+def test_a_setting_that_was_given_counts_even_where_it_is_the_default(command: Command) -> None:
+    pretrain(command, "run", "--save-every", "20")
+    sentence = refused(command("pretrain", "--model-tag", "run", "--resume", "20", "--buffer-size", "1000"))
+    assert "text.buffer_size 12 → 1000" in sentence
+
+
+def test_one_changed_byte_of_the_text_is_noticed(command: Command, base: Path) -> None:
+    pretrain(command, "run", "--save-every", "20")
+    shard = base / "data" / "uneven" / "shard_00001.parquet"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 4] ^= 1
+    shard.write_bytes(bytes(content))
+    assert "data uneven" in refused(command("pretrain", "--model-tag", "run", "--resume", "20"))
+
+
+def test_a_finished_run_is_not_touched_by_a_resume(command: Command, base: Path) -> None:
+    first = pretrain(command, "run")
+    folder = base / "base_checkpoints" / "run"
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    again = pretrain(command, "run", "--resume", "auto")
+    assert again["val_bpb"] == first["val_bpb"]
+    assert again["step"] == STEPS
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_torn_record_does_not_stop_a_resume(command: Command, base: Path) -> None:
+    pretrain(command, "run", "--save-every", "20")
+    folder = base / "base_checkpoints" / "run"
+    for resumed in (1, 2):
+        shutil.rmtree(checkpoint.step_folder(folder, STEPS), ignore_errors=True)
+        with (folder / "records.jsonl").open("a") as file:
+            file.write('{"kind": "step", "ti')
+        code, _, said = command("pretrain", "--model-tag", "run", "--resume")
+        assert code == 0, said
+        assert len(list(read(folder, "start"))) == 1 + resumed
+
+
+def test_a_new_run_puts_a_damaged_step_of_its_number_aside(command: Command, base: Path) -> None:
+    pretrain(command, "run", "--save-every", "20")
+    folder = base / "base_checkpoints" / "run"
+    (checkpoint.step_folder(folder, 20) / "model.safetensors").write_bytes(b"")
+    pretrain(command, "run", "--save-every", "20")
+    assert checkpoint.steps(folder) == [20, 40]
+    assert not (folder / ".first").exists()
+
+
+def test_records_that_cannot_be_written_do_not_end_the_run(
+    command: Command, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nanochat.records import Records
+
+    real = Records._append
+
+    def refuse_steps(self: Records, name: str, text: str) -> None:
+        if '"step"' in text:
+            name = "no such folder/records.jsonl"
+        real(self, name, text)
+
+    monkeypatch.setattr(Records, "_append", refuse_steps)
+    code, _, said = command("pretrain", *SMALL, "--data", "uneven", "--model-tag", "run", "--num-iterations", "3")
+    assert code == 0, said
+    assert said.count("cannot be written") == 1
+    assert checkpoint.steps(base / "base_checkpoints" / "run") == [3]

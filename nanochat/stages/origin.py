@@ -92,10 +92,11 @@ def _go_on(
     wanted, defaults = configs.to_dict(config), configs.to_dict(type(config)())
     if asked := os.environ.get("NANOCHAT_DTYPE"):
         wanted["machine"]["dtype"] = asked
-    changes = resume.differences(saved.config, wanted, defaults)
+    given = frozenset(config.continuation.given)
+    changes = resume.differences(saved.config, wanted, defaults, given)
     if not allow_changes:
         resume.refuse(changes, folder)
-    values = resume.merged(saved.config, wanted, defaults, take_changes=True)
+    values = resume.merged(saved.config, wanted, defaults, given)
     values["model_tag"] = folder.parent.name
     return configs.from_dict(type(config), values, str(folder)), Origin(saved, folder, resumed=True), changes
 

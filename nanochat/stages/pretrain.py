@@ -38,7 +38,7 @@ from nanochat.train import resume
 from nanochat.train.interrupt import Interruption
 from nanochat.train.loop import Hook
 from nanochat.train.run import TrainingRun, begin, rows_per_batch
-from nanochat.train.session import Outcome, Progress, run_to_the_end
+from nanochat.train.session import Outcome, Progress, already_finished, run_to_the_end
 from nanochat.train.step import MicroBatch, StepRates, Trainer
 from nanochat.train.watch import guarded, health_hook, sample_hook, validate_hook
 
@@ -107,6 +107,9 @@ def run(config: PretrainConfig, context: Context) -> Result:
             training diverges.
     """
     made = _prepare(config, context)
+    if made.going_on is not None and made.source.finished(made.going_on.step):
+        assert made.origin is not None
+        return already_finished(made.origin.folder, made.going_on)
     model, optimizer = _model(made)
     training = begin(
         "base",

@@ -172,6 +172,8 @@ class Resumption:
     """Go on: alone from the newest checkpoint, with a number from that step, with auto from the newest or anew."""
     allow_changes: bool = False
     """Go on although text, tokenizer or settings differ; the change is marked, figures do not compare."""
+    given: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """Names of the settings that were given, filled in by the command line."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,8 @@ class Continuation:
     """Begin a new run from this one: a model tag (newest step) or TAG@STEP."""
     keep_moments: bool = False
     """With --from: carry the optimizer's moments over too."""
+    given: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """Names of the settings that were given, filled in by the command line."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from nanochat.train import resume
 from nanochat.train.interrupt import Interruption
 from nanochat.train.loop import Hook
 from nanochat.train.run import TrainingRun, begin, rows_per_batch
-from nanochat.train.session import Outcome, Progress, run_to_the_end
+from nanochat.train.session import Outcome, Progress, already_finished, run_to_the_end
 from nanochat.train.step import MicroBatch, StepRates, Trainer
 from nanochat.train.watch import guarded, health_hook, sample_hook, validate_hook
 
@@ -105,6 +105,9 @@ def run(config: SftConfig, context: Context) -> Result:
     schedule = SftSchedule(config.rates.warmup_ratio, config.rates.warmdown_ratio, config.rates.final_lr_frac)
     state = origin.saved.loader if origin.resumed and same_data else None
     loader = SftLoader(train_set, tokenizer, rows, length, state=state)
+    source = SftSource(loader, accumulation, schedule, config.num_iterations)
+    if origin.resumed and source.finished(origin.saved.step):
+        return already_finished(origin.folder, origin.saved)
     model = build_model(origin.saved, device, dtype)
     optimizer = _optimizer(config, model, dtype)
     if origin.saved.optimizer is not None:
@@ -145,7 +148,7 @@ def run(config: SftConfig, context: Context) -> Result:
     total = config.num_iterations or len(train_set)
     outcome = run_to_the_end(
         training,
-        SftSource(loader, accumulation, schedule, config.num_iterations),
+        source,
         device=device,
         terminal=context.terminal,
         compile_mode=config.machine.compile,

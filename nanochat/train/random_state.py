@@ -13,6 +13,13 @@ from torch import Tensor
 from nanochat.errors import UserError
 
 
+def start(seed: int) -> None:
+    """Put all generators into the state that a new run with this seed begins with."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def capture() -> dict[str, Tensor]:
     """The states of Python's, numpy's and torch's generators, as tensors of bytes."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()

@@ -20,7 +20,7 @@ from nanochat.paths import CHECKPOINT_FOLDERS, Source, checkpoints_folder
 FREE = frozenset(
     {
         *("eval_every", "eval_tokens", "sample_every", "save_every", "sample_prompts", "keep_last", "recovery_minutes"),
-        *("device", "compile", "json", "resume", "allow_changes", "start_from", "keep_moments", "model_tag"),
+        *("device", "compile", "json", "resume", "allow_changes", "start_from", "keep_moments", "model_tag", "given"),
     }
 )
 
@@ -52,7 +52,14 @@ def find(stage: Source, tag: str | None, resume: str | None, base: Path) -> tupl
         if resume == "auto":
             return None, []
         where = f"run {tag}" if tag else f"{stage} run"
-        raise UserError(f"there is no {where} in {base} to resume: start one without --resume")
+        earlier = checkpoint.steps(run_folder) if run_folder is not None else []
+        hint = (
+            f"its newest start saved nothing yet; an earlier run's steps are {', '.join(map(str, earlier))},"
+            f" resume one with --resume {earlier[-1]}"
+            if earlier
+            else "start one without --resume"
+        )
+        raise UserError(f"there is no {where} in {base} to resume: {hint}")
     assert run_folder is not None
     newest = checkpoint.step_folder(run_folder, own[-1])
     notices += [problem for step, problem in checkpoint.survey(run_folder) if problem is not None and step > own[-1]]
@@ -87,32 +94,40 @@ def _last_saved(stage: Source, base: Path) -> Path | None:
     return youngest[1] if youngest else None
 
 
-def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, str]:
+def differences(
+    saved: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    given: frozenset[str] = frozenset(),
+) -> dict[str, str]:
     """What a resume asks to be different: name → ``saved → wanted``, nested names joined by dots.
 
-    A setting left at its default asks for nothing.
+    A setting left at its default asks for nothing, unless it is among those that were ``given``.
     """
     found: dict[str, str] = {}
     for name, value in wanted.items():
         before, default = saved.get(name), defaults.get(name)
         if isinstance(value, Mapping):
-            inner = differences(before or {}, value, default or {})
+            inner = differences(before or {}, value, default or {}, given)
             found |= {f"{name}.{key}": text for key, text in inner.items()}
-        elif name not in FREE and _plain(value) != _plain(default) and _plain(value) != _plain(before):
-            found[name] = f"{before} → {value}"
+        elif name not in FREE and _asked(name, value, default, given) and _plain(value) != _plain(before):
+            found[name] = f"{_shown(before)} → {_shown(value)}"
     return found
 
 
 def merged(
-    saved: Mapping[str, Any], wanted: Mapping[str, Any], defaults: Mapping[str, Any], *, take_changes: bool
+    saved: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    given: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     """The config to go on with: the saved one, with the free settings (and allowed changes) that were asked for."""
     result: dict[str, Any] = {}
     for name, value in wanted.items():
         before, default = saved.get(name), defaults.get(name)
         if isinstance(value, Mapping):
-            result[name] = merged(before or {}, value, default or {}, take_changes=take_changes)
-        elif _plain(value) != _plain(default) and (take_changes or name in FREE):
+            result[name] = merged(before or {}, value, default or {}, given)
+        elif _asked(name, value, default, given):
             result[name] = value
         else:
             result[name] = before if name in saved else value
@@ -137,6 +152,14 @@ def check_state(saved: Checkpoint, folder: Path) -> None:
             f"{folder} holds no {' and no '.join(lacking)} state, so it cannot be resumed exactly: start a new run from"
             " it with --from"
         )
+
+
+def _asked(name: str, value: Any, default: Any, given: frozenset[str]) -> bool:
+    return name in given or _plain(value) != _plain(default)
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _plain(value: Any) -> Any:

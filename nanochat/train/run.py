@@ -48,10 +48,12 @@ class EarlierRun:
 
     def move_aside(self) -> Path | None:
         """Move it to a folder beside the run's, once; returns that, or None when there is nothing to move."""
-        if self.moved or not (self.steps or self.sizes):
+        if self.moved:
             return None
         self.moved = True
-        aside = _unused(self.folder)
+        if not (self.steps or self.sizes):
+            return None
+        aside = unused_name(self.folder)
         aside.mkdir()
         for step in self.steps:
             step.rename(aside / step.name)
@@ -64,7 +66,7 @@ class EarlierRun:
         return aside
 
 
-def _unused(folder: Path) -> Path:
+def unused_name(folder: Path) -> Path:
     """A name beside a run's folder that says when it was moved there."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     candidates = (
@@ -137,6 +139,11 @@ class TrainingRun:
         if aside := self.earlier.move_aside():
             self.log.say(f"an earlier run {self.tag} lay in {self.folder}: moved to {aside}")
         folder = self.folder / first.name
+        if folder.exists():  # a damaged step, or an imported one of the same number
+            aside = unused_name(self.folder)
+            aside.mkdir()
+            folder.rename(aside / folder.name)
+            self.log.say(f"another {folder.name} lay in {self.folder}: moved to {aside}")
         first.rename(folder)
         first.parent.rmdir()
         return folder

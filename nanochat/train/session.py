@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nanochat import records
 from nanochat.checkpoint import Checkpoint
 from nanochat.context import Result
 from nanochat.errors import UserError
@@ -59,6 +60,16 @@ class Outcome:
         """What to type to go on."""
         stage = "pretrain" if self.training.stage == "base" else self.training.stage
         return f"nanochat {stage} --model-tag {self.training.tag} --resume"
+
+
+def already_finished(folder: Path, saved: Checkpoint) -> Result:
+    """The result of going on with a run that has done its last step: what it told at its end, nothing touched."""
+    ends = list(records.read(folder.parent, "end"))
+    told = {name: value for name, value in ends[-1].items() if name not in ("kind", "time")} if ends else {}
+    values = {"model_tag": folder.parent.name, "step": saved.step, "finished": True, **told}
+    return Result(
+        values, f"{folder.parent.name} is finished already, at step {saved.step}: {folder}", outputs=(folder,)
+    )
 
 
 @dataclass(frozen=True)
@@ -117,6 +128,8 @@ def run_to_the_end(
     state = LoopState() if going_on is None else LoopState(**going_on.loop)
     if going_on is not None and going_on.random is not None:
         random_state.restore(going_on.random)
+    else:
+        random_state.start(int(training.config.get("seed", 0)))
     total = progress.total or progress.num_steps or 0
     with interruption.listening(), terminal.progress(training.stage, total, progress.done(state.step)) as shown:
         report_step = log.step_reporter(

@@ -32,6 +32,12 @@ class RunLog:
         self.records.log(text)
         self.terminal.say(text)
 
+    def tell_of_failure(self) -> None:
+        """Say once that the records or the log cannot be written."""
+        if self.records.failure is not None and "records" not in self._noticed:
+            self._noticed.add("records")
+            self.terminal.say(self.records.failure)
+
     def notice(self, step: int, name: str, text: str) -> None:
         """Say that something looks wrong; of each name once a run."""
         if name not in self._noticed:
@@ -79,6 +85,7 @@ class RunLog:
             note = f"loss {step.result.loss:.4f}  {rate:,.0f} tokens/s"
             self.records.log(f"step {step.state.step}{of}  {note}  rate x {step.rates.lr_multiplier:.3f}")
             progress.update(done(step.state.step), note)
+            self.tell_of_failure()
 
         return report
 

@@ -105,7 +105,7 @@ def _started(history: RunHistory) -> str:
     text = moment(first.time)
     if latest.resumed:
         again = len(history.starts) - 1
-        text += f"; resumed {times(again) if again > 1 else 'once'}, lastly from step {latest.step:,}"
+        text += f"; resumed {f'{again} times' if again > 1 else 'once'}, lastly from step {latest.step:,}"
         text += f" at {moment(latest.time)}"
     if history.redone_steps:
         text += f"; {history.redone_steps:,} steps were lost and done again"
