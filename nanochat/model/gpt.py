@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanochat.model.config import SMEAR_CHANNELS, ModelConfig
 from nanochat.model.layers import Block, Cache, Embedding, Linear, Rotary, norm, rotary_tables
+from nanochat.ops import cross_entropy as chunked
+from nanochat.ops import reference
 from nanochat.ops.attention import Attention, sdpa
+
+#: Above this many logits in a batch the loss is computed in chunks: 64 MiB of fp32, several times over.
+MOST_LOGITS_AT_ONCE = 2**24
 
 
 class Transformer(nn.Module):
@@ -93,8 +97,11 @@ class GPT(nn.Module):
 
     def head_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """:meth:`losses` from the last hidden states (B, T, C)."""
-        logits = self.logits(hidden).flatten(0, 1)
-        return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="none").view_as(targets)
+        vocab_size, cap = self.config.vocab_size, self.config.constants.logit_softcap
+        # Few logits fit beside everything else, and a compiler fuses the plain way with what is around it.
+        many = targets.numel() * vocab_size > MOST_LOGITS_AT_ONCE
+        compute = chunked.cross_entropy if many else reference.cross_entropy
+        return compute(hidden, self.lm_head.weight, targets, vocab_size, cap)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(B, T, C) → (B, T, V) in fp32: the padding is cropped, then the soft cap holds |logit| below it."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from nanochat.ops.windows import windowed
 
 
 class Attention(Protocol):
@@ -16,14 +17,14 @@ class Attention(Protocol):
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, window: int, query_offset: int = 0) -> Tensor:
-    """Attention by torch's fused kernels; the last query stands at the last key.
+    """Attention by torch's fused kernels where the window hides nothing, else by blocks at the cost of the window.
 
-    A mask is built only when the window hides a key from some query, or when several queries
-    continue a text: a whole text under a long window, and one query of decoding, need none.
+    No (Tq, Tk) mask is ever built: a whole text under a long window and one query of decoding need none, and
+    everything else, also several queries that continue a text, goes through :mod:`nanochat.ops.windows`.
 
     Args:
         q: (B, H, Tq, d) at positions query_offset … query_offset + Tq − 1.
-        k, v: (B, K, query_offset + Tq, d) from position 0.
+        k, v: (B, K, query_offset + Tq, d) from position 0; the last query stands at the last key.
         window: how many tokens before itself a query sees.
 
     Returns:
@@ -35,13 +36,11 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, window: int, query_offset: int = 0) ->
     k, v = k[:, :, first_key:], v[:, :, first_key:]
     if num_queries == 1:
         return _attend_all(q, k, v)
-    # Few of the fused kernels know grouped heads, all of them know equal numbers.
-    k, v = _repeat_heads(k, q.size(1)), _repeat_heads(v, q.size(1))
     if query_offset == 0 and window >= num_keys - 1:
+        # Few of the fused kernels know grouped heads, all of them know equal numbers.
+        k, v = _repeat_heads(k, q.size(1)), _repeat_heads(v, q.size(1))
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    query_positions = torch.arange(query_offset, num_keys, device=q.device)
-    distance = query_positions[:, None] - torch.arange(first_key, num_keys, device=q.device)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=(distance >= 0) & (distance <= window))
+    return windowed(q, k, v, window, query_offset - first_key)
 
 
 def _attend_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -28,3 +29,21 @@ def attention(q: Tensor, k: Tensor, v: Tensor, window: int, query_offset: int = 
     distance = query_positions[:, None] - torch.arange(k.size(2), device=q.device)
     hidden = (distance < 0) | (distance > window)
     return (scores.masked_fill(hidden, -math.inf).softmax(dim=-1) @ values).to(q.dtype)
+
+
+def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softcap: float) -> Tensor:
+    """Losses of tokens whose logits are a soft-capped product, all logits at once.
+
+    Args:
+        hidden: (…, C).
+        weight: (rows, C), cast to the dtype of the hidden states; rows from ``vocab_size`` on are padding.
+        targets: (…) int64 below ``vocab_size``, −1 for none.
+        softcap: logits are softcap · tanh(product / softcap), computed in at least fp32.
+
+    Returns:
+        (…) in nats, in fp32 (float64 when the hidden states are), 0 where there is no target.
+    """
+    logits = (hidden @ weight.to(hidden.dtype).T)[..., :vocab_size]
+    capped = softcap * torch.tanh(logits.to(torch.promote_types(logits.dtype, torch.float32)) / softcap)
+    losses = F.cross_entropy(capped.flatten(0, -2), targets.flatten(), ignore_index=-1, reduction="none")
+    return losses.view_as(targets)
