@@ -19,6 +19,9 @@ from nanochat.stages import dataset
 from nanochat.stages.dataset_config import DatasetConfig
 from nanochat.terminal import Terminal
 
+#: Whole commands, many of them: left out of the quick check.
+pytestmark = pytest.mark.slow
+
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
 CALCULATING = [
     {"role": "user", "content": "1+1?"},

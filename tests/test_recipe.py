@@ -12,6 +12,9 @@ from nanochat.recipe import find_recipe, read_recipe
 from nanochat.records import read
 from nanochat.train.interrupt import Interruption
 
+#: Whole commands, many of them: left out of the quick check.
+pytestmark = pytest.mark.slow
+
 GOLDEN_RUN = Path(__file__).parent / "golden" / "run"
 RUNS = Path(__file__).resolve().parent.parent / "runs"
 

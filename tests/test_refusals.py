@@ -21,6 +21,9 @@ from nanochat.optim.optimizer import Optimizer
 from nanochat.records import read
 from nanochat.train import lock
 
+#: Whole commands, many of them: left out of the quick check.
+pytestmark = pytest.mark.slow
+
 RUN = Path(__file__).parent / "golden" / "run"
 
 SMALL = [

@@ -24,6 +24,9 @@ from nanochat.cli import main
 from nanochat.records import read
 from nanochat.tokenizer.bpe import Tokenizer
 
+#: Whole commands, many of them: left out of the quick check.
+pytestmark = pytest.mark.slow
+
 RUN = Path(__file__).parent / "golden" / "run"
 
 SMALL = [

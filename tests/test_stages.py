@@ -20,6 +20,9 @@ from nanochat.errors import UserError
 from nanochat.records import read
 from nanochat.tokenizer.bpe import Tokenizer
 
+#: Whole commands, many of them: left out of the quick check.
+pytestmark = pytest.mark.slow
+
 RUN = Path(__file__).parent / "golden" / "run"
 
 #: Bits per byte against the family's.
