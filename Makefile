@@ -44,7 +44,7 @@ check: $(VENV)/.dev
 
 # The long ones.
 soak: $(VENV)/.dev
-	$(PYTEST) -m soak
+	$(BIN)/python -m pytest -m soak
 
 bench: $(VENV)/.dev
 	@for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
