@@ -19,15 +19,15 @@ from nanochat.watching import detach
 from nanochat.watching.configs import AttachConfig
 from nanochat.watching.detach import Detached, all_detached, find_detached, follow, start_detached
 
+#: Whole commands, many of them: left out of the quick check.
+pytestmark = pytest.mark.slow
+
 #: How long a small process may take to end before a test fails.
 PATIENCE_SECONDS = 20.0
 
 #: Says who it is, waits for a file called "go", and ends.
 CHILD = """
 import os, sys, time
-
-#: Whole commands, many of them: left out of the quick check.
-pytestmark = pytest.mark.slow
 print("started", os.environ["NANOCHAT_BASE_DIR"], sys.stdin.read() == "", os.getsid(0) == os.getpid(), flush=True)
 print("on stderr", file=sys.stderr, flush=True)
 while not os.path.exists(sys.argv[1]):
