@@ -17,6 +17,7 @@ FLOORS = [
     {"__main__"},
     {"cli"},
     {"recipe", "__init__"},
+    {"closing"},
     {"commands"},
     {"stages"},
     {"evaluation", "interop"},
@@ -46,7 +47,7 @@ LIGHT = [
     "nanochat.recipe",
 ]
 #: Files that stages may import: settings and what they share, not stages.
-SHARED_IN_STAGES = {"configs", "dataset_config", "settings", "origin"}
+SHARED_IN_STAGES = {"configs", "dataset_config", "settings", "origin", "sft_preparation"}
 #: Model shapes and costs are numbers that plans and importers ask for without the model itself.
 NUMBERS = {"nanochat.model.config", "nanochat.model.cost"}
 
