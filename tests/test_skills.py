@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ from nanochat.data.held_out import part_of
 from nanochat.data.mixture import SKILL_ITEMS, load_mixture, skill_items
 from nanochat.data.skills import SKILLS, Item, Skill, is_right, items, words_of
 from nanochat.errors import UserError
+from nanochat.evaluation.skills import Answerer, grade, held_out_items, skill_table, wrong_answers
 from nanochat.inference.calculator import calculate
 from nanochat.inference.tools import Piece, shown
+from nanochat.terminal import Terminal
 
 #: 3,600 words that could be.
 WORDS = ["".join(part) for part in itertools.product(["ba", "le", "stri", "po", "quu", "än"], repeat=4)]
@@ -188,3 +191,107 @@ def test_a_skill_without_words_or_with_a_strange_number_is_refused() -> None:
             load_mixture([name], "Ada")
     with pytest.raises(UserError, match="identity, spelling, counting, sums"):
         load_mixture(["spellings"], "Ada")
+
+
+# Grading -------------------------------------------------------------------------------------------
+
+
+def asked_in_reverse(answer: Callable[[str], str]) -> Answerer:
+    """Answers one question after the other, the last one first."""
+
+    def answers(questions: Sequence[str]) -> Iterator[tuple[int, str]]:
+        for number in reversed(range(len(questions))):
+            yield number, answer(questions[number])
+
+    return answers
+
+
+def questions_of(folder: Path, count: int = 50) -> dict[Skill, list[Item]]:
+    names = ["identity", *SKILL_ITEMS, conversations_file(folder)]
+    questions, notices = held_out_items(SKILLS, "test", count, names, "Ada")
+    assert not notices
+    return questions
+
+
+def test_grading_counts_right_and_wrong_answers_by_skill(tmp_path: Path) -> None:
+    questions = questions_of(tmp_path)
+    right = {item.question: said(item) for items in questions.values() for item in items}
+    spoilt = {item.question for items in questions.values() for item in items[:5]}
+    found = grade(
+        questions, asked_in_reverse(lambda asked: "no" if asked in spoilt else right[asked]), 50, Terminal(0.0)
+    )
+    assert [(each.skill, each.right, each.items, each.accuracy) for each in found] == [
+        (skill, 45, 50, 0.9) for skill in SKILLS
+    ]
+    table = skill_table(found, colours=False).splitlines()
+    assert table[0].split() == ["skill", "right", "items", "accuracy"]
+    assert [line.split() for line in table[1:]] == [[skill, "45", "50", "90.0%"] for skill in SKILLS]
+    assert {wrong.question for each in found for wrong in each.wrong} == spoilt
+    values = found[1].values(num_wrong=2)
+    assert (values["right"], values["items"], values["items_asked_for"], len(values["wrong"])) == (45, 50, 50, 2)
+    listed = wrong_answers(found, 1)
+    assert listed.count("expected") == len(SKILLS)
+    assert f"{found[2].wrong[0].question}\n  expected {found[2].wrong[0].expected!r}\n  said     'no'" in listed
+
+
+def test_nobody_is_asked_what_was_taught(tmp_path: Path) -> None:
+    names = ["identity", *SKILL_ITEMS, conversations_file(tmp_path)]
+    taught = {message["content"] for made in load_mixture(names, "Ada")[0] for message in made["messages"][::2]}
+    asked: list[str] = []
+    grade(questions_of(tmp_path, 200), asked_in_reverse(lambda question: asked.append(question) or ""), 200, Terminal())
+    assert len(asked) > 600
+    assert not taught & set(asked)
+
+
+def test_fewer_items_than_asked_for_are_told_with_the_reason(tmp_path: Path) -> None:
+    questions = questions_of(tmp_path, 10_000)
+    found = grade(questions, asked_in_reverse(lambda _: ""), 10_000, Terminal())
+    shown_lines = skill_table(found, colours=False).splitlines()[5:]
+    name, spelling, counting = len(questions["name"]), len(questions["spelling"]), len(questions["counting"])
+    assert shown_lines == [
+        f"name: {name} items instead of 10,000, because there are no more held-out ways to ask for the name",
+        f"spelling: {spelling} items instead of 10,000, because there are no more held-out words in the conversations",
+        f"counting: {counting} items instead of 10,000, because there are no more held-out words in the conversations",
+    ]
+    assert name >= 200
+
+
+def test_ctrl_c_keeps_what_was_answered_until_then(tmp_path: Path) -> None:
+    questions = questions_of(tmp_path)
+    right = {item.question: said(item) for items in questions.values() for item in items}
+    left = iter(range(70))
+
+    def answer(question: str) -> str:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return right[question]
+
+    found = grade(questions, asked_in_reverse(answer), 50, Terminal())
+    assert [(each.skill, each.right, each.items, each.finished) for each in found] == [
+        ("name", 50, 50, True),
+        ("spelling", 20, 20, False),
+    ]
+    assert "spelling: stopped after 20 of 50 items" in skill_table(found, colours=False)
+
+
+def test_a_skill_interrupted_before_its_first_answer_has_no_figure(tmp_path: Path) -> None:
+    def answer(question: str) -> str:
+        raise KeyboardInterrupt
+
+    (figure,) = grade(questions_of(tmp_path), asked_in_reverse(answer), 50, Terminal())
+    assert figure.accuracy is None
+    assert "n/a (none answered)" in skill_table([figure], colours=False)
+
+
+def test_a_skill_without_words_is_left_out_and_told_unless_it_is_all_there_is() -> None:
+    questions, notices = held_out_items(SKILLS, "val", 20, ["identity"], "Ada")
+    assert list(questions) == ["name", "sums"]
+    assert ["left out" in notice for notice in notices] == [True, True]
+    with pytest.raises(UserError, match="no words for spelling"):
+        held_out_items(["spelling"], "val", 20, ["identity"], "Ada")
+
+
+def test_progress_tells_how_many_and_how_fast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grade(questions_of(tmp_path, 3), asked_in_reverse(lambda _: ""), 3, Terminal(0.0))
+    lines = capsys.readouterr().err.splitlines()
+    assert re.search(r"grading 4/12 \(33\.3%\)  spelling  [\d.,]+ items/s$", lines[3])

@@ -75,15 +75,20 @@ def generate_tokens(
     check_sampling(temperature, top_k)
     if not prompt_ids:
         raise UserError("the prompt is empty: give at least one token to continue, e.g. <|bos|>")
+    check_room(model, len(prompt_ids), max_tokens)
+    return _decode(model, prompt_ids, max_tokens, temperature, top_k, seed, stop_ids, tool)
+
+
+def check_room(model: GPT, prompt_len: int, max_tokens: int) -> None:
+    """Raise :class:`UserError` when a prompt and so many tokens more do not fit a text of the model."""
     if max_tokens < 1:
         raise UserError(f"max tokens is {max_tokens}: ask for at least 1")
     limit = model.config.max_text_len
-    if len(prompt_ids) + max_tokens > limit:
+    if prompt_len + max_tokens > limit:
         raise UserError(
-            f"the prompt has {len(prompt_ids):,} tokens and {max_tokens:,} more were asked for, but a text of this"
-            f" model holds {limit:,}: there is room for {max(0, limit - len(prompt_ids)):,}"
+            f"the prompt has {prompt_len:,} tokens and {max_tokens:,} more were asked for, but a text of this"
+            f" model holds {limit:,}: there is room for {max(0, limit - prompt_len):,}"
         )
-    return _decode(model, prompt_ids, max_tokens, temperature, top_k, seed, stop_ids, tool)
 
 
 @torch.inference_mode()

@@ -18,6 +18,7 @@ from nanochat.data.conversation import render_for_completion
 from nanochat.errors import UserError
 from nanochat.hardware import detect
 from nanochat.hardware.device import Device, compute_dtype
+from nanochat.inference.batch import generate_batch
 from nanochat.inference.generate import generate
 from nanochat.inference.tools import Piece, PythonTool, content, pieces, shown
 from nanochat.model.gpt import GPT
@@ -79,9 +80,40 @@ class Session:
     ) -> Generation:
         """Continue a text (base) or answer one message (sft, rl)."""
         ids = self.prompt_ids(prompt)
-        answer = list(self._tokens(ids, temperature, top_k, max_tokens, seed))
+        return self._generation(ids, list(self._tokens(ids, temperature, top_k, max_tokens, seed)))
+
+    def _generation(self, ids: list[int], answer: list[int]) -> Generation:
         said = list(self._pieces(iter(answer)))
         return Generation(ids + answer, "".join(shown(said)), content(said))
+
+    def generate_many(
+        self, prompts: Sequence[str], *, max_tokens: int = 256, batch_size: int = 32
+    ) -> Iterator[tuple[int, Generation]]:
+        """The likeliest answer to each prompt, as :meth:`generate` gives it, several at a time: much faster.
+
+        Args:
+            batch_size: prompts at a time at most; those of one length are answered together.
+
+        Yields:
+            A prompt's number and its answer, in the order in which they come.
+        """
+        asked = [self.prompt_ids(prompt) for prompt in prompts]
+        of_length: dict[int, list[int]] = {}
+        for number, ids in enumerate(asked):
+            of_length.setdefault(len(ids), []).append(number)
+        for numbers in of_length.values():
+            for start in range(0, len(numbers), batch_size):
+                batch = numbers[start : start + batch_size]
+                tools = [PythonTool(self.tokenizer) for _ in batch] if self.uses_tool else None
+                answers = generate_batch(
+                    self.model,
+                    [asked[number] for number in batch],
+                    max_tokens=max_tokens,
+                    stop_ids=self.stop_ids,
+                    tools=tools,
+                )
+                for number, answer in zip(batch, answers, strict=True):
+                    yield number, self._generation(asked[number], answer)
 
     def chat(
         self,

@@ -7,10 +7,11 @@ No torch, no work: the command line parses these before anything heavy is loaded
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
+from nanochat.data.skills import Skill
 from nanochat.errors import UserError
 from nanochat.paths import Source
 from nanochat.stages.settings import (
@@ -130,13 +131,38 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True)
+class SkillQuestions:
+    """What a model is asked when its skills are graded, and what it was taught with."""
+
+    num_items: int = 200
+    """Questions of each skill at most."""
+    part: Literal["val", "test"] = "test"
+    """Which held-out items: val to choose settings with, test for figures to report."""
+    max_tokens: Annotated[int, alias("-m")] = 160
+    """Tokens of an answer at most."""
+    show_wrong: int = 0
+    """Wrong answers of each skill to show."""
+    conversations: tuple[str, ...] | None = None
+    """Sources whose words are spelled and counted in; those the run was taught with when not given."""
+    name: str | None = None
+    """Who the model should say it is; the name the run was taught when not given."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "num_items", "max_tokens")
+        at_least(0, self, "show_wrong")
+
+
+@dataclass(frozen=True)
 class EvaluateConfig:
     """Measure a model."""
 
     bpb: bool = False
     """Bits per byte on the validation text."""
-    source: Source = "base"
-    """Which checkpoints: base, sft or rl."""
+    skills: tuple[Skill, ...] | None = None
+    """Share of right answers to held-out questions: name, spelling, counting, sums; all of them when none is named."""
+    questions: SkillQuestions = field(default_factory=SkillQuestions)
+    source: Annotated[Source | None, alias("-i")] = None
+    """Which checkpoints: base, sft or rl; sft for skills and base for bits per byte alone, when not given."""
     model_tag: Annotated[str | None, alias("-g")] = None
     """Run to measure; the deepest, else the newest, when not given."""
     step: Annotated[str | None, alias("-s")] = None
@@ -228,3 +254,5 @@ class RunConfig:
     """Do every stage again, also those already done."""
     detach: bool = False
     """Run in the background and return at once; nanochat attach follows it."""
+    json: bool = False
+    """Print the result as JSON."""
