@@ -11,14 +11,16 @@ import dataclasses
 import hashlib
 import json
 import os
+import sys
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nanochat import __version__
+from nanochat.closing import Done, before_and_after, closing_text, closing_values
 from nanochat.commands import COMMANDS
 from nanochat.config import flags_of, parse_flags, to_dict
 from nanochat.context import Context, Result
@@ -115,40 +117,37 @@ def run(config: RunConfig, context: Context) -> Result:
     recipe = read_recipe(path)
     if config.detach:
         return _detach(recipe, path, config, context)
-    say = context.terminal.say
-    done_folder = context.base / "recipes" / recipe.name
-    lines: list[str] = []
-    values: list[dict[str, Any]] = []
+    stages: list[Done] = []
     line_so_far = __version__
     began = time.perf_counter()
     for number, stage in enumerate(recipe.stages, 1):
         line_so_far = _fingerprint(line_so_far, stage)
         title = f"[{number}/{len(recipe.stages)}] {stage.name}"
-        note = done_folder / f"{number:02d}-{stage.name}.json"
-        done = None if config.again or stage.always else _read_done(note, line_so_far)
+        note = context.base / "recipes" / recipe.name / f"{number:02d}-{stage.name}.json"
+        done = None if config.again or stage.always else _read_done(note, line_so_far, stage.name)
         if done is not None:
-            say(f"{title}: already done, {done['text']}")
-            lines.append(f"{stage.name:<10} {'reused':>8}  {done['text']}")
-            values.append({"stage": stage.name, "seconds": 0.0, "reused": True, **done["values"]})
+            context.terminal.say(f"{title}: already done, {done.text}")
+            stages.append(done)
             continue
-        say(title)
+        context.terminal.say(title)
         stage_began = time.perf_counter()
         result: Result = COMMANDS[stage.name].stage()(_going_on(stage, note, line_so_far), context)
-        seconds = time.perf_counter() - stage_began
         if not result.finished:
-            again = f"nanochat run {config.recipe}"
-            return Result(
-                {"recipe": recipe.name, "stopped_in": stage.name}, f"stopped in {stage.name}; go on with: {again}"
-            )
-        _write_done(note, line_so_far, result)
-        shown = f"\n{result.text}\n" if stage.name in ("chat", "generate") else result.text
-        lines.append(f"{stage.name:<10} {seconds:>6.0f} s  {shown}")
-        values.append({"stage": stage.name, "seconds": seconds, "reused": False, **result.values})
+            return _stopped(recipe, config, stage, result)
+        values = {**result.values, **before_and_after(stage.name, result.values)}
+        stages.append(Done(stage.name, result.text, values, time.perf_counter() - stage_began, reused=False))
+        _write_done(note, line_so_far, stages[-1], result.outputs)
     total = time.perf_counter() - began
-    closing = [f"{recipe.name}: {recipe.description}", "", *lines, f"{'together':<10} {total:>6.0f} s"]
-    if recipe.next_commands:
-        closing += ["", "Next:", *(f"  {command}" for command in recipe.next_commands)]
-    return Result({"recipe": recipe.name, "seconds": total, "stages": values}, "\n".join(closing))
+    title = f"{recipe.name}: {recipe.description}"
+    text = closing_text(title, stages, total, recipe.next_commands, colours=sys.stdout.isatty())
+    return Result({"recipe": recipe.name, "seconds": total, **closing_values(stages)}, text)
+
+
+def _stopped(recipe: Recipe, config: RunConfig, stage: Stage, result: Result) -> Result:
+    """What to tell of a line that was stopped: how to go on, and figures that would be lost with it."""
+    text = f"stopped in {stage.name}; go on with: nanochat run {config.recipe}"
+    values = {"recipe": recipe.name, "stopped_in": stage.name, "stopped": dict(result.values)}
+    return Result(values, f"{result.text}\n\n{text}" if stage.always else text, finished=False)
 
 
 def _detach(recipe: Recipe, path: Path, config: RunConfig, context: Context) -> Result:
@@ -184,25 +183,27 @@ def _fingerprint(before: str, stage: Stage) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read_done(note: Path, fingerprint: str) -> dict[str, Any] | None:
+def _read_done(note: Path, fingerprint: str, name: str) -> Done | None:
     """What the stage told when it was done, if that still holds."""
     try:
         done: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
         same = done["fingerprint"] == fingerprint and all(Path(output).exists() for output in done["outputs"])
+        found = Done(name, done["text"], dict(done["values"]), done.get("seconds"), reused=True)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return done if same else None
+    return found if same else None
 
 
-def _write_done(note: Path, fingerprint: str, result: Result) -> None:
+def _write_done(note: Path, fingerprint: str, done: Done, outputs: Sequence[Path]) -> None:
     note.parent.mkdir(parents=True, exist_ok=True)
-    done = {
+    values = {
         "fingerprint": fingerprint,
-        "text": result.text,
-        "values": result.values,
-        "outputs": [str(path) for path in result.outputs],
+        "text": done.text,
+        "values": done.values,
+        "seconds": done.seconds,
+        "outputs": [str(path) for path in outputs],
     }
     beside = note.with_suffix(".tmp")
-    beside.write_text(json.dumps(done, ensure_ascii=False), encoding="utf-8")
+    beside.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
     os.replace(beside, note)
     note.with_suffix(".begun").unlink(missing_ok=True)

@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from nanochat.cli import main
+from nanochat.data.mixture import SKILL_ITEMS
+from nanochat.recipe import read_recipe
+
+RUNS = Path(__file__).resolve().parent.parent / "runs"
 
 #: Validation bits per byte after 150 steps, and how far from it a run may be.
 FAMILY_BPB, BPB_TOLERANCE = 1.723, 0.015
@@ -37,6 +41,16 @@ def test_real_conversations_go_through_the_whole_line(
     capsys.readouterr()
     assert main(["chat", "-g", "small", "-p", "Who are you?", "--max-tokens", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["prompt"] == "Who are you?"
+
+
+def test_the_demo_grades_every_skill_it_teaches_and_then_answers_three_messages() -> None:
+    stages = {stage.name: stage.config for stage in read_recipe(RUNS / "demo.toml").stages}
+    assert list(stages)[-3:] == ["sft", "evaluate", "chat"]
+    assert set(stages["sft"].lessons.conversations) == {"chitchat", "identity", *SKILL_ITEMS}
+    assert stages["evaluate"].skills == ()  # all of them
+    assert (stages["evaluate"].questions.part, stages["evaluate"].questions.num_items) == ("test", 200)
+    assert len(stages["chat"].prompt) == 3
+    assert {stages[name].model_tag for name in ("pretrain", "sft", "evaluate", "chat")} == {"demo"}
 
 
 @pytest.mark.soak

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from nanochat.cli import main
 from nanochat.errors import UserError
+from nanochat.inference.session import Generation, Session
 from nanochat.recipe import find_recipe, read_recipe
 from nanochat.records import read
 from nanochat.train.interrupt import Interruption
@@ -152,3 +155,78 @@ def test_a_line_that_was_stopped_in_training_goes_on_where_it_was_saved(
     assert ["already done" in heading for heading in again] == [True, True, False, False]
     folder = line.parent / "base" / "base_checkpoints" / "d1"
     assert [(start["resumed"], start["step"]) for start in read(folder, "start")] == [(False, 0), (True, 1)]
+
+
+#: The same line with validations, then a chat model that is graded and asked.
+TAUGHT = (
+    LINE.replace("eval_every = 0", "eval_every = 1\neval_tokens = 64")
+    + """
+[[stages]]
+stage = "sft"
+model_tag = "d1"
+conversations = ["sums:40", "identity"]
+max_seq_len = 160
+device_batch_size = 1
+total_batch_size = 160
+num_iterations = 1
+eval_every = 0
+compile = "off"
+
+[[stages]]
+stage = "evaluate"
+skills = ["name", "sums"]
+model_tag = "d1"
+num_items = 3
+max_tokens = 2
+
+[[stages]]
+stage = "chat"
+model_tag = "d1"
+prompt = ["Who are you?", "What is 2+2?"]
+max_tokens = 2
+"""
+)
+
+
+def figures(line: Path, capsys: pytest.CaptureFixture[str]) -> dict:
+    return json.loads(run(line, capsys, "--json")[1])
+
+
+def test_the_end_has_the_figures_of_the_records_also_when_the_stages_were_reused(
+    line: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line.write_text(TAUGHT)
+    first = figures(line, capsys)
+    measured = [each["val_bpb"] for each in read(line.parent / "base" / "base_checkpoints" / "d1", "validation")]
+    assert len(measured) == 3
+    assert first["bits_per_byte"] == [
+        {"stage": "pretrain", "model_tag": "d1", "before": measured[0], "after": measured[-1]},
+        {"stage": "sft", "model_tag": "d1", "before": None, "after": None},
+    ]
+    assert [(each["skill"], each["items"]) for each in first["skills"]] == [("name", 3), ("sums", 3)]
+    assert not any(stage["reused"] for stage in first["stages"])
+    # The figures were noted when the stage was done: what its records become afterwards is another matter.
+    (line.parent / "base" / "base_checkpoints" / "d1" / "records.jsonl").unlink()
+    again = figures(line, capsys)
+    assert [stage["reused"] for stage in again["stages"]] == [True, True, True, False, True, False, False]
+    assert [stage["seconds"] for stage in again["stages"][:3]] == [stage["seconds"] for stage in first["stages"][:3]]
+    assert again["seconds"] < first["seconds"]
+    assert (again["bits_per_byte"], again["skills"]) == (first["bits_per_byte"], first["skills"])
+    _, out = run(line, capsys)
+    assert f"{measured[0]:.4f}" in out
+    assert out.index("bits per byte") < out.index("held-out skill") < out.index("> What is 2+2?") < out.index("Next:")
+
+
+def test_a_line_stopped_while_it_grades_prints_what_was_measured(
+    line: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(session: Session, prompts: Sequence[str], *, max_tokens: int) -> Iterator[tuple[int, Generation]]:
+        yield 0, Generation([], "nanochat", "nanochat")
+        raise KeyboardInterrupt
+
+    line.write_text(TAUGHT)
+    monkeypatch.setattr(Session, "generate_many", stopped)
+    _, out = run(line, capsys)
+    assert ["name", "1", "1", "100.0%"] in [entry.split() for entry in out.splitlines()]
+    assert "stopped in evaluate; go on with: nanochat run" in out
+    assert "What is 2+2?" not in out
