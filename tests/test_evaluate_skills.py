@@ -112,6 +112,24 @@ def test_bits_per_byte_and_skills_are_measured_in_one_go(
     assert out.index("bits per byte on") < out.index("accuracy")
 
 
+def test_a_chat_model_is_measured_on_the_text_of_its_base_run(command: Command, tmp_path: Path) -> None:
+    text = tmp_path / "mine.txt"
+    text.write_text("\n\n".join(f"Anna found red kite number {number}." for number in range(400)), encoding="utf-8")
+    shape = ["--depth", "1", "--aspect-ratio", "32", "--head-dim", "32", "--max-seq-len", "64"]
+    quick = ["--device-batch-size", "1", "--num-iterations", "1", "--eval-every", "0", "--compile", "off"]
+    for words in (
+        ("dataset", "import", str(text), "--name", "mine", "--split-on", "blank-line"),
+        ("pretrain", "--data", "mine", *shape, *quick, "--total-batch-size", "64", "--sample-every", "0"),
+        ("sft", "--model-tag", "d1", "--conversations", "sums:40", *quick, "--total-batch-size", "64"),
+    ):
+        code, _, told = command(*words)
+        assert code == 0, told
+    measure = ["--eval-tokens", "64", "--device-batch-size", "1", "--json"]
+    code, out, told = command("evaluate", "--bpb", "-g", "d1", "--source", "sft", *measure)
+    assert code == 0, told
+    assert json.loads(out)["data"] == "mine"
+
+
 def test_a_base_model_is_asked_too_and_what_to_expect_is_said(command: Command, tmp_path: Path) -> None:
     words = ["--source", "base", "--conversations", conversations_file(tmp_path), "--num-items", "3"]
     code, out, told = command("evaluate", "--skills", "name", "sums", *words, "--max-tokens", "4")
