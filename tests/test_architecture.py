@@ -23,6 +23,7 @@ FLOORS = [
     {"evaluation", "interop"},
     {"train"},
     {"inference"},
+    {"forecast"},
     {"plan"},
     {"watching"},
     {"optim", "checkpoint"},
@@ -44,6 +45,8 @@ LIGHT = [
     "nanochat.plan",
     "nanochat.stages.configs",
     "nanochat.stages.plan",
+    "nanochat.forecast.memory",
+    "nanochat.forecast.files",
     "nanochat.recipe",
 ]
 #: Files that stages may import: settings and what they share, not stages.

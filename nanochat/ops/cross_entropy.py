@@ -170,11 +170,14 @@ def _precise(x: Tensor) -> torch.dtype:
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     hidden, weight, targets, ctx.vocab_size, ctx.softcap, _ = inputs
+    ctx.set_materialize_grads(False)  # else the two gradients among the outputs would get zeros of their sizes
     _, hidden_gradient, weight_gradient = output
     ctx.save_for_backward(hidden, weight, targets, hidden_gradient, weight_gradient)
 
 
-def _backward(ctx: Any, factors: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, factors: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    if factors is None:  # nothing was asked of the losses
+        return (None,) * 6
     hidden, weight, targets, hidden_gradient, weight_gradient = ctx.saved_tensors
     for_hidden = (hidden_gradient * factors[:, None]).to(hidden.dtype) if ctx.needs_input_grad[0] else None
     for_weight = None
