@@ -47,6 +47,8 @@ LIGHT = [
     "nanochat.stages.plan",
     "nanochat.forecast.memory",
     "nanochat.forecast.files",
+    "nanochat.forecast.run",
+    "nanochat.forecast.speed",
     "nanochat.recipe",
 ]
 #: Files that stages may import: settings and what they share, not stages.

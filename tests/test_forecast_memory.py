@@ -91,6 +91,10 @@ def allocator_peak_bytes(config: ModelConfig, rows: int, micro_batches: int, dty
     return peak
 
 
+def in_allocator(foreseen: Memory) -> int:
+    return foreseen.peak_bytes - foreseen.parts["runtime"]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_autograd_keeps_is_foreseen(name: str, dtype: str) -> None:
@@ -108,7 +112,7 @@ def test_the_peak_of_a_step_is_foreseen(name: str) -> None:
     measured = allocator_peak_bytes(config, rows, 2 if accumulate else 1, torch.float32)
     choices = Choices("float32", compiled=False, accumulate=accumulate, on_cpu=True)
     foreseen = step_memory(config, rows, config.sequence_len, choices)
-    assert foreseen.peak_bytes == pytest.approx(measured, rel=ALLOCATOR_TOLERANCE), foreseen
+    assert in_allocator(foreseen) == pytest.approx(measured, rel=ALLOCATOR_TOLERANCE), foreseen
 
 
 def test_the_peak_with_a_loss_in_chunks_is_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +125,7 @@ def test_the_peak_with_a_loss_in_chunks_is_foreseen(monkeypatch: pytest.MonkeyPa
     choices = Choices("float32", compiled=False, on_cpu=True)
     assert memory.chunks_loss(config, 600, choices)
     foreseen = step_memory(config, rows, config.sequence_len, choices)
-    assert foreseen.peak_bytes == pytest.approx(measured, rel=ALLOCATOR_TOLERANCE), foreseen
+    assert in_allocator(foreseen) == pytest.approx(measured, rel=ALLOCATOR_TOLERANCE), foreseen
 
 
 def test_the_loss_goes_in_chunks_where_the_model_does_so() -> None:

@@ -83,3 +83,15 @@ def test_without_headers_the_obstacle_says_what_to_install(monkeypatch: pytest.M
     obstacle = cpu.Cpu().compile_obstacle()
     assert obstacle is not None
     assert "python3-dev" in obstacle
+
+
+def test_figures_are_kept_beside_older_ones(base: Path) -> None:
+    measured.keep({"a": 1.0, "b": 2.0})
+    assert measured.keep({"b": 3.0}) == base / measured.FILE_NAME
+    assert measured.remembered("a", lambda: 0.0) == 1.0
+    assert measured.remembered("b", lambda: 0.0) == 3.0
+
+
+def test_figures_that_cannot_be_kept_are_no_failure(base: Path) -> None:
+    base.write_text("a file in the place of the folder")
+    assert measured.keep({"a": 1.0}) is None

@@ -23,7 +23,11 @@ WIDE = 4
 MOST_LOGITS_AT_ONCE = 2**24
 CHUNK_LOGITS = 2**23
 
-PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "workspace")
+PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "workspace", "runtime")
+
+#: What a process on a processor holds besides, once torch has loaded what a step uses: plain, compiled. Measured with
+#: benchmarks/forecast.py above the memory after the imports. A GPU's allocator does not count such things.
+CPU_RUNTIME_BYTES = (108_000_000, 178_000_000)
 
 AttentionKernel = Literal["fused", "math"]
 
@@ -43,7 +47,7 @@ class Choices:
     compiled: bool = True
     #: Several micro-batches a step: gradients of the earlier ones are there during the later ones.
     accumulate: bool = True
-    #: Processors norm bf16 in an fp32 copy of their own where nothing is compiled.
+    #: Processors norm bf16 in an fp32 copy of their own where nothing is compiled; and the whole process counts.
     on_cpu: bool = False
 
     def __post_init__(self) -> None:
@@ -79,7 +83,9 @@ class Memory:
 
 
 def step_memory(config: ModelConfig, device_batch: int, sequence_len: int, choices: Choices) -> Memory:
-    """Peak of a training step on one device, without what the runtime holds for itself.
+    """Peak of a training step on one device: of what a GPU's allocator hands out, or of a process above its imports.
+
+    It is what is in use. A process may hold a third more: glibc's malloc keeps freed blocks of up to 32 MB.
 
     Args:
         device_batch: rows of a forward pass.
@@ -102,7 +108,8 @@ def moments(config: ModelConfig, device_batch: int, sequence_len: int, choices: 
     logits = _loss_bytes(config, num_tokens, choices)
     head_gradient = 0 if choices.accumulate else WIDE * config.padded_vocab_size * config.model_dim
     within = _within_block_bytes(config, device_batch, sequence_len, choices)
-    fixed = {"weights": weights + _rotary_bytes(config), "optimizer": moment_bytes}
+    runtime = CPU_RUNTIME_BYTES[choices.compiled] if choices.on_cpu else 0
+    fixed = {"weights": weights + _rotary_bytes(config), "optimizer": moment_bytes, "runtime": runtime}
 
     def moment(name: str, gradients: int, activations: int, logits: int, workspace: int) -> Memory:
         varying = {"gradients": gradients, "activations": activations, "logits": logits, "workspace": workspace}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nanochat.paths import base_folder
@@ -21,6 +21,14 @@ def remembered(key: str, measure: Callable[[], float]) -> float:
         known[key] = measure()
         _write(path, known)
     return known[key]
+
+
+def keep(figures: Mapping[str, float]) -> Path | None:
+    """Keep these figures too, in place of older ones of the same keys; the file, or None when it cannot be written."""
+    path = base_folder() / FILE_NAME
+    known = _read(path) | dict(figures)
+    _write(path, known)
+    return path if _read(path) == known else None
 
 
 def _read(path: Path) -> dict[str, float]:
